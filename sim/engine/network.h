@@ -1,0 +1,75 @@
+/* Networks: how long an exchange of messages between ranks takes.
+ *
+ * An exchange is one collective call: `members` ranks enter it, each when it is ready; the messages
+ * of a member may start once both ends have entered; a member leaves when everything it sends and
+ * receives has arrived. All-reduce, all-gather and reduce-scatter are exchanges of ring messages
+ * built by sim/step (bytes per neighbour, number of rounds).
+ *
+ * Two models behind one interface:
+ *  flow  every message is a flow over its route; concurrent flows (of all exchanges in progress)
+ *        share links max-min fairly, exact by progressive filling; only the part of the system that
+ *        a start or an end touches is solved again. The stretch `accuracy` bounds the relative error
+ *        of any finish time when close events are merged (0: exact).
+ *  port  no flows: an exchange ends after max over the ports it uses of bytes / bandwidth, counted
+ *        per rank and per node (scale-up in/out, scale-out in/out, node uplinks, spine), plus latency
+ *        times rounds. Per member: its own ports and its node's. Exact when one port is the
+ *        bottleneck and everything else is idle; tests state the difference on random matrices. */
+#ifndef MIZAN_SIM_ENGINE_NETWORK_H
+#define MIZAN_SIM_ENGINE_NETWORK_H
+
+#include "common/base/err.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+enum { MZ_ROUTE_MAX = 12 };
+
+/* The machine as the network sees it; filled by sim/cluster, borrowed here. */
+typedef struct mz_topology {
+    int32_t ranks;
+    /* flow model: directed links */
+    int32_t links;
+    const double *link_bytes_per_s, *link_latency_s; /* [links] */
+    const void *self;
+    /* Links from src to dst in order, at most MZ_ROUTE_MAX; returns how many (0: same device, free).
+     * Pure function: called often, must be cheap. */
+    int (*route)(const void *self, int32_t src, int32_t dst, int32_t *links);
+    /* port model: two classes of traffic, inside a domain (scale-up) and between domains */
+    const int32_t *domain;                  /* [ranks] scale-up domain of each rank */
+    int32_t domains;
+    const int32_t *device;                  /* [ranks] device of each rank; same device: free */
+    const double *inside_bytes_per_s;       /* [ranks] each direction; 0: none */
+    const double *outside_bytes_per_s;      /* [ranks] each direction: the rank's NIC */
+    const double *uplink_bytes_per_s;       /* [domains] each direction: all NICs of the domain */
+    double spine_bytes_per_s;               /* whole bisection each direction, 0: not a limit */
+    double inside_latency_s, outside_latency_s;
+    bool inside_half_duplex;                /* PCIe trees through one host bridge: in+out share */
+} mz_topology;
+
+typedef struct mz_message {
+    int32_t src, dst; /* ranks; src == dst is free */
+    double bytes;
+} mz_message;
+
+/* Per-member aggregates, what `port` needs; `flow` needs the messages. A builder gives both where it
+ * can; with messages == NULL only `port` can run it. */
+typedef struct mz_exchange {
+    int32_t members;
+    const int32_t *rank;             /* [members] ascending */
+    int64_t messages;
+    const mz_message *message;       /* sorted by (src, dst), or NULL */
+    const double *send_inside, *recv_inside, *send_outside, *recv_outside; /* [members] bytes */
+    double rounds;                   /* latency terms: all-to-all 1, ring n-1, ... */
+} mz_exchange;
+
+/* Time on an idle machine when all members enter at 0: finish[m] for every member (caller's array).
+ * Used by closed-form tests, by policies' cost models and by `port` in the engine. */
+mz_code mz_port_time(const mz_topology *topology, const mz_exchange *exchange, double *finish,
+                     mz_err *err);
+mz_code mz_flow_time(const mz_topology *topology, const mz_exchange *exchange, double accuracy,
+                     double *finish, mz_err *err);
+/* Fills the aggregates of `exchange` from its messages (arrays allocated by the caller). */
+void mz_exchange_aggregate(const mz_topology *topology, mz_exchange *exchange, double *send_inside,
+                           double *recv_inside, double *send_outside, double *recv_outside);
+
+#endif
