@@ -1,0 +1,24 @@
+/* A whole simulation: loads from a source, any number of policies side by side, one run record each.
+ * Every layer call is read once and handed to every policy. */
+#ifndef MIZAN_SIM_STEP_RUN_H
+#define MIZAN_SIM_STEP_RUN_H
+
+#include "common/base/app.h"
+#include "common/io/result.h"
+#include "sim/step/step.h"
+
+typedef struct mz_sim mz_sim;
+
+/* policies: texts like "lrmoe[keep=0.5]"; borrowed model, cluster. */
+mz_code mz_sim_create(const mz_model *model, const mz_cluster *cluster,
+                      const mz_step_options *options, char **policies, int count, mz_sim **sim,
+                      mz_err *err);
+void mz_sim_free(mz_sim **sim);
+bool mz_sim_wants_weights(const mz_sim *sim); /* some policy reads gate weights */
+bool mz_sim_wants_pairs(const mz_sim *sim);   /* ... or dispatch needs the pairs */
+mz_code mz_sim_run(mz_sim *sim, const mz_load_source *source, mz_app *app, int64_t steps_expected,
+                   mz_err *err);
+/* Fills one record per policy, in the order given; arrays live as long as the sim. */
+mz_code mz_sim_results(mz_sim *sim, mz_run *runs, mz_err *err);
+
+#endif

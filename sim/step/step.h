@@ -1,0 +1,119 @@
+/* One training step under one policy: from plans to a task graph, its run, and the memory it takes.
+ *
+ * Use, per policy: mz_step_create once; then per step mz_step_begin, for every layer call and group
+ * in order (micro-batch, layer, group) mz_step_budget (only for policies with quotas) and
+ * mz_step_add_call with the validated plan, then mz_step_finish, which builds the graph of the whole
+ * step, runs it, and fills an outcome. Memory is reused from step to step.
+ *
+ * The graph (DESIGN section 4): per rank a host thread, a compute stream, a communication stream, a
+ * second one for weight and gradient traffic, and a copy engine. Micro-batches run one after another
+ * (gradient accumulation), each forward through all layers and backward; then gradient reduction,
+ * optimizer, parameter redistribution. Every effect with a switch is a field of mz_step_effects.
+ *
+ * Threads: one mz_step belongs to one thread at a time. */
+#ifndef MIZAN_SIM_STEP_STEP_H
+#define MIZAN_SIM_STEP_STEP_H
+
+#include "common/base/err.h"
+#include "common/base/load.h"
+#include "common/io/memcat.h"
+#include "sim/cluster/cluster.h"
+#include "sim/cost/cost.h"
+#include "sim/engine/graph.h"
+#include "sim/memory/memory.h"
+#include "sim/model/model.h"
+#include "sim/policy/policy.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+typedef enum mz_dispatch { MZ_DISPATCH_PAIR, MZ_DISPATCH_RANK, MZ_DISPATCH_NODE } mz_dispatch;
+typedef enum mz_recompute { MZ_RECOMPUTE_NONE, MZ_RECOMPUTE_SELECTIVE, MZ_RECOMPUTE_FULL } mz_recompute;
+typedef enum mz_temporaries {
+    MZ_TEMPORARIES_FUSED,
+    MZ_TEMPORARIES_CHUNKED,
+    MZ_TEMPORARIES_UNFUSED
+} mz_temporaries;
+
+/* The starred effects of DESIGN section 4; all on but noise by default. */
+typedef struct mz_step_effects {
+    bool launches;    /* host launch costs and synchronisation points */
+    bool fifo;        /* off: one queue per task kind, so issue order does not block */
+    bool tiles;       /* grouped-GEMM tile and wave quantisation, weight-byte floor */
+    bool noise;       /* seeded: persistent per device plus jitter per task */
+    bool other_work;  /* attention by sequence bounds, logits and loss, norms, permutation, casts, optimizer */
+    bool recompute_exchange; /* recomputation that crosses the dispatch repeats its all-to-alls */
+    bool planner;     /* charge planning time */
+} mz_step_effects;
+
+typedef struct mz_step_options {
+    int32_t zero;             /* ZeRO stage 0-3 for everything but routed experts over the data-parallel
+                                 ranks; experts over their copies in other groups */
+    int32_t ep;               /* ranks of one expert-parallel group; divides ranks */
+    int64_t sequence_length;  /* for attention; 0: the trace's, else 4096 */
+    mz_dispatch dispatch;
+    mz_recompute recompute;
+    mz_temporaries temporaries;
+    mz_network_model network;
+    double flow_accuracy;
+    mz_allocator allocator;
+    const mz_optimizer *optimizer;
+    mz_step_effects effects;
+    uint64_t seed;
+    /* budgets of lossy policies, per rank and layer backward; < 0: what memory leaves / none */
+    double budget_memory_bytes;
+    double budget_network_bytes;
+} mz_step_options;
+
+/* The defaults: ZeRO 1, ep = ranks, AdamW, port network, pair dispatch, no recomputation. */
+mz_step_options mz_step_defaults(int32_t ranks);
+
+enum { MZ_STEP_PHASES = 24 };
+/* Phases in the order of a step: "attention", "router", "count_exchange", "planner", "weight_move",
+ * "pack", "dispatch", "experts", "combine", "unpack", "dense", "loss", "score", "backward_pack",
+ * "backward_dispatch", "backward_experts", "backward_combine", "backward_other", "replica_reduce",
+ * "gradient_reduce", "optimizer", "parameter_gather", "launch_wait". NULL beyond the last. */
+const char *mz_step_phase_name(int phase);
+
+typedef struct mz_step_outcome {
+    double time_s;             /* of the whole step */
+    double moe_s;              /* worst rank: sum of its MoE-layer spans */
+    double phase_s[MZ_STEP_PHASES]; /* worst rank's busy time in each phase */
+    double planner_s;          /* charged, critical path */
+    int64_t tokens;            /* of the whole job */
+    int64_t dispatch_bytes, combine_bytes, backward_dispatch_bytes, backward_combine_bytes;
+    int64_t transfer_bytes;    /* off-rank, all ranks and layers */
+    int64_t sent_bytes, received_bytes; /* all exchanges; equal (conservation tests) */
+    const double *rank_busy_s; /* [ranks] compute stream */
+    uint64_t events;
+    /* memory of this step */
+    int32_t worst_rank;
+    int64_t peak_bytes, at_peak[MZ_MEM_CATEGORIES], resident_bytes;
+    const int64_t *rank_peak_bytes; /* [ranks] */
+    char peak_label[128];
+    bool fits;
+    char oom[256];
+} mz_step_outcome;
+
+typedef struct mz_step mz_step;
+
+/* groups = ranks / ep. traits: of the policy, the same for all groups. */
+mz_code mz_step_create(const mz_model *model, const mz_cluster *cluster,
+                       const mz_step_options *options, const char *policy_name,
+                       const mz_policy_traits *traits, mz_step **step, mz_err *err);
+void mz_step_free(mz_step **step);
+
+mz_code mz_step_begin(mz_step *step, const mz_step_head *head, mz_err *err);
+/* Budget for the backward of this call; `load` is the group's slice. rank_rows lives until the next
+ * call. */
+mz_code mz_step_budget(mz_step *step, int32_t group, int32_t micro_batch, int32_t layer,
+                       const mz_load *load, mz_budget *budget, mz_err *err);
+/* load: the group's slice (sources = ep); pairs: of the whole job or NULL, needed for rank and node
+ * dispatch; first_source: the group's first rank. */
+mz_code mz_step_add_call(mz_step *step, int32_t group, int32_t micro_batch, int32_t layer,
+                         const mz_load *load, const mz_pairs *pairs, const mz_plan *plan,
+                         mz_err *err);
+/* The outcome's pointers live until the next begin or free. */
+mz_code mz_step_finish(mz_step *step, mz_step_outcome *outcome, mz_err *err);
+
+#endif
