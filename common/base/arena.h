@@ -1,6 +1,6 @@
 /* Arena: many allocations, one release.
  *
- * Memory comes zeroed, aligned to 16 bytes, and lives until mz_arena_free or mz_arena_reset.
+ * Memory comes zeroed, aligned to 16 bytes, and lives until mz_arena_free.
  * A failed allocation returns NULL; callers report it with mz_fail_nomem.
  * Threads: an arena belongs to one thread at a time. Cost: a bump per allocation. */
 #ifndef MIZAN_BASE_ARENA_H

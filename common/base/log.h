@@ -19,9 +19,11 @@ typedef struct mz_log {
 } mz_log;
 
 mz_log mz_log_make(FILE *stream, int verbosity);
-void mz_info(const mz_log *log, const char *fmt, ...) MZ_PRINTF(2, 3);  /* unless quiet */
-void mz_note(const mz_log *log, const char *fmt, ...) MZ_PRINTF(2, 3);  /* with -v */
-void mz_warn(const mz_log *log, const char *fmt, ...) MZ_PRINTF(2, 3);  /* always; "warning: " */
+/* Applies --quiet and --verbose where given; quiet wins. */
+void mz_log_choose(mz_log *log, bool quiet, bool verbose);
+void mz_info(const mz_log *log, const char *fmt, ...) MZ_PRINTF(2, 3); /* unless quiet */
+void mz_note(const mz_log *log, const char *fmt, ...) MZ_PRINTF(2, 3); /* with -v */
+void mz_warn(const mz_log *log, const char *fmt, ...) MZ_PRINTF(2, 3); /* always; "warning: " */
 
 typedef struct mz_progress {
     const mz_log *log;

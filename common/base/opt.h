@@ -25,15 +25,15 @@ typedef enum mz_opt_type {
 } mz_opt_type;
 
 typedef struct mz_opt {
-    const char *name;    /* without dashes */
-    char letter;         /* short form or 0 */
+    const char *name; /* without dashes */
+    char letter;      /* short form or 0 */
     mz_opt_type type;
-    size_t offset;       /* of the field in the options struct */
-    const char *dflt;    /* default as text, parsed like a value; NULL: zero/NULL/false */
-    const char *meta;    /* name of the value in help: "FILE", "N"; for ENUM the choices "a|b|c" */
-    const char *help;    /* one line */
-    double low, high;    /* bounds for INT and REAL; both 0: unbounded below 2^53 */
-    mz_unit unit;        /* for REAL */
+    size_t offset;    /* of the field in the options struct */
+    const char *dflt; /* default as text, parsed like a value; NULL: zero/NULL/false */
+    const char *meta; /* name of the value in help: "FILE", "N"; for ENUM the choices "a|b|c" */
+    const char *help; /* one line */
+    double low, high; /* bounds for INT and REAL; both 0: unbounded below 2^53 */
+    mz_unit unit;     /* for REAL */
 } mz_opt;
 
 typedef struct mz_opt_spec {
@@ -48,7 +48,8 @@ typedef struct mz_opt_spec {
 
 /* Fills every field of *dst with its default, then from argv[1..]; positionals are moved to the
  * front of argv[1..] in order and counted in *nargs. When --help is given prints help on `out`,
- * sets *help and returns MZ_OK. `seen` (may be NULL) gets one bool per table row: given by the user. */
+ * sets *help and returns MZ_OK. `seen` (may be NULL) gets one bool per table row: given by the
+ * user. */
 mz_code mz_opt_parse(const mz_opt_spec *spec, void *dst, int argc, char **argv, int *nargs,
                      bool *help, bool *seen, FILE *out, mz_err *err);
 
@@ -65,5 +66,15 @@ const char *mz_nearest(const char *word, const char *const *names, int count);
 /* Splits "a,b[c=1,d=2],./e.so" at commas outside brackets, in place. *parts (capacity max) point
  * into text. MZ_EINPUT on unbalanced brackets, empty parts or more than max parts. */
 mz_code mz_split_list(char *text, char **parts, int max, int *count, mz_err *err);
+
+/* Rows every command has; the options struct `type` holds `bool quiet, verbose`, which the command
+ * hands to mz_log_choose (common/base/log.h). */
+#define MZ_OPT_COMMON_ROWS(type)                                                                   \
+    {"quiet", 'q', MZ_OPT_FLAG, offsetof(type, quiet), NULL, NULL, "warnings and errors only",     \
+     0,       0,   MZ_UNIT_NONE},                                                                  \
+    {                                                                                              \
+        "verbose", 'v', MZ_OPT_FLAG, offsetof(type, verbose), NULL, NULL, "say more on the way",   \
+            0, 0, MZ_UNIT_NONE                                                                     \
+    }
 
 #endif
