@@ -34,6 +34,7 @@ typedef struct mz_run {
     char oom[256];             /* "" or what did not fit: category, bytes, layer, rank, what to shrink */
     char peak_at[256];         /* what made the peak */
     mz_stat rank_imbalance;    /* max/mean of computed pairs per layer call, forward; p50 unused */
+    /* off-rank bytes summed over ranks, layers and micro-batches, mean per step */
     int64_t dispatch_bytes, combine_bytes, backward_dispatch_bytes, backward_combine_bytes;
     int64_t transfer_bytes;    /* weights, gradients, optimizer state moved by the policy */
     double kept_pairs_fraction;

@@ -1,0 +1,10 @@
+/* Subcommands of this room. */
+#ifndef MIZAN_ANALYSIS_CMD_H
+#define MIZAN_ANALYSIS_CMD_H
+
+#include "common/base/app.h"
+
+/* mizan sim: policies compared on a recorded trace. */
+mz_code mz_cmd_sim(mz_app *app, int argc, char **argv, mz_err *err);
+
+#endif

@@ -1,0 +1,444 @@
+/* mizan sim: policies compared on a recorded trace. */
+#include "analysis/cmd.h"
+#include "common/base/arena.h"
+#include "common/base/opt.h"
+#include "common/io/input.h"
+#include "common/io/result.h"
+#include "sim/step/run.h"
+#include "traces/stream.h"
+#include "traces/trace.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { POLICIES_MAX = 64 };
+
+typedef struct sim_args {
+    const char *trace, *model, *cluster, *policy, *output, *effects;
+    int64_t ranks, ep, seq, step_tokens, tokens_per_rank, first_step, steps, zero, seed;
+    double budget_memory, budget_network, accuracy;
+    int dispatch, network, recompute, temporaries, allocator;
+    const char *optimizer;
+    bool json, timing, list, quiet, verbose;
+} sim_args;
+
+#define AT(field) offsetof(sim_args, field)
+
+static const mz_opt sim_options[] = {
+    {"trace", 't', MZ_OPT_STR, AT(trace), NULL, "FILE", "recorded routing (mizan trace makes it)"},
+    {"model", 'm', MZ_OPT_STR, AT(model), NULL, "NAME|FILE",
+     "shipped model or a Hugging Face config.json"},
+    {"cluster", 'c', MZ_OPT_STR, AT(cluster), NULL, "NAME|FILE:GPUS",
+     "hardware profile and number of GPUs"},
+    {"policy", 'p', MZ_OPT_STR, AT(policy), "static", "A,B[K=V]",
+     "policies, options in brackets; --list names them"},
+    {"ranks", 'r', MZ_OPT_INT, AT(ranks), "0", "R", "ranks of the job; 0: the cluster's GPUs", 0,
+     1 << 20},
+    {"ep", 0, MZ_OPT_INT, AT(ep), "0", "N", "ranks of one expert-parallel group; 0: all", 0,
+     1 << 20},
+    {"zero", 0, MZ_OPT_INT, AT(zero), "1", "STAGE", "ZeRO stage of the data parallelism", 0, 3},
+    {"seq", 0, MZ_OPT_INT, AT(seq), "0", "L", "sequence length; 0: as recorded", 0, 1 << 30},
+    {"step-tokens", 0, MZ_OPT_INT, AT(step_tokens), "0", "T",
+     "tokens of one step of the whole job; 0: as recorded", 0, 1e15},
+    {"tokens-per-rank", 0, MZ_OPT_INT, AT(tokens_per_rank), "0", "T",
+     "resample whole sequences until each rank has T tokens", 0, 1e12},
+    {"first-step", 0, MZ_OPT_INT, AT(first_step), "0", "I", "skip this many recorded steps", 0,
+     1e15},
+    {"steps", 'n', MZ_OPT_INT, AT(steps), "0", "N", "simulate this many steps; 0: all", 0, 1e15},
+    {"dispatch", 0, MZ_OPT_ENUM, AT(dispatch), "pair", "pair|rank|node",
+     "a token's row crosses once per pair, destination rank or node"},
+    {"network", 0, MZ_OPT_ENUM, AT(network), "port", "port|flow",
+     "aggregate ports, or max-min fair flows"},
+    {"accuracy", 0, MZ_OPT_REAL, AT(accuracy), "0", "X",
+     "flow: relative error allowed when close events are merged", 0, 0.5},
+    {"recompute", 0, MZ_OPT_ENUM, AT(recompute), "none", "none|selective|full",
+     "activation recomputation"},
+    {"optimizer", 0, MZ_OPT_STR, AT(optimizer), "adamw", "NAME", "optimizer; --list names them"},
+    {"temporaries", 0, MZ_OPT_ENUM, AT(temporaries), "fused", "fused|chunked|unfused",
+     "temporaries of the optimizer's update"},
+    {"allocator", 0, MZ_OPT_ENUM, AT(allocator), "exact", "exact|rounded",
+     "how requests become memory"},
+    {"budget-memory", 0, MZ_OPT_REAL, AT(budget_memory), NULL, "BYTES",
+     "memory for one layer's backward on a rank (quotas); default: what is left", 0, 0,
+     MZ_UNIT_BYTES},
+    {"budget-network", 0, MZ_OPT_REAL, AT(budget_network), NULL, "BYTES",
+     "bytes a rank may send in one layer's backward (quotas); default: none", 0, 0, MZ_UNIT_BYTES},
+    {"effects", 0, MZ_OPT_STR, AT(effects), "", "A,no-B",
+     "switch effects: launches fifo tiles noise other-work recompute-exchange planner"},
+    {"seed", 0, MZ_OPT_INT, AT(seed), "1", "N", "for resampling, noise and random selections", 0,
+     1e15},
+    {"output", 'o', MZ_OPT_STR, AT(output), NULL, "FILE", "write a result file (HDF5)"},
+    {"json", 0, MZ_OPT_FLAG, AT(json), NULL, NULL, "one JSON object on stdout (mizan-result/1)"},
+    {"timing", 0, MZ_OPT_FLAG, AT(timing), NULL, NULL, "add what the planners really took here"},
+    {"list", 0, MZ_OPT_FLAG, AT(list), NULL, NULL,
+     "name the shipped models, clusters, policies, optimizers"},
+    {"quiet", 'q', MZ_OPT_FLAG, AT(quiet), NULL, NULL, "no messages but errors"},
+    {"verbose", 'v', MZ_OPT_FLAG, AT(verbose), NULL, NULL, "more messages"},
+};
+
+static const mz_opt_spec sim_spec = {
+    .command = "mizan sim",
+    .synopsis = "--trace FILE --model NAME --cluster PROFILE:GPUS --policy A,B [options]",
+    .about = "Simulates every step of a recorded trace under each policy and compares them.",
+    .example = "mizan sim --trace traces/example/olmoe-8r.h5 --model olmoe-1b-7b \\\n"
+               "    --cluster a100-80gb:8 --policy 'static,symi,ultraep,lrmoe[keep=0.5]'",
+    .table = sim_options,
+    .count = sizeof sim_options / sizeof sim_options[0],
+    .max_args = 0,
+};
+
+/* Everything one run holds, so that one function releases it. */
+typedef struct sim_job {
+    sim_args args;
+    char *policies[POLICIES_MAX];
+    int count;
+    char *policy_text;
+    mz_trace *trace;
+    mz_model *model;
+    mz_cluster *cluster;
+    mz_stream *stream;
+    mz_sim *sim;
+    mz_step_options options;
+    mz_result result;
+} sim_job;
+
+static void free_job(sim_job *job) {
+    mz_result_free(&job->result);
+    mz_sim_free(&job->sim);
+    mz_stream_close(&job->stream);
+    mz_trace_close(&job->trace);
+    mz_model_free(&job->model);
+    mz_cluster_free(&job->cluster);
+    free(job->policy_text);
+}
+
+/* ---- --list ------------------------------------------------------------------------------------
+ */
+
+typedef mz_code (*list_fn)(const char *data_dir, mz_arena *arena, char ***names, int *count,
+                           mz_err *err);
+
+static mz_code print_names(mz_app *app, const char *title, list_fn list, mz_arena *arena,
+                           mz_err *err) {
+    char **names = NULL;
+    int count = 0;
+    mz_code code = list(app->data_dir, arena, &names, &count, err);
+    if (code != MZ_OK)
+        return code;
+    fprintf(app->out, "%s\n", title);
+    for (int i = 0; i < count; i++)
+        fprintf(app->out, "  %s\n", names[i]);
+    return MZ_OK;
+}
+
+static mz_code list_all(mz_app *app, mz_err *err) {
+    mz_arena arena = {0};
+    mz_code code = print_names(app, "models (--model)", mz_model_list, &arena, err);
+    if (code == MZ_OK)
+        code = print_names(app, "clusters (--cluster NAME:GPUS)", mz_cluster_list, &arena, err);
+    mz_arena_free(&arena);
+    if (code != MZ_OK)
+        return code;
+    fprintf(app->out, "policies (--policy), options in brackets with their defaults\n");
+    for (const mz_policy *const *p = mz_policies; *p; p++) {
+        fprintf(app->out, "  %-10s %s\n", (*p)->name, (*p)->summary);
+        for (int k = 0; k < (*p)->option_count; k++) {
+            const mz_opt *o = &(*p)->options[k];
+            fprintf(app->out, "    %s=%s  %s\n", o->name, o->dflt ? o->dflt : "", o->help);
+        }
+    }
+    int count = 0;
+    const mz_optimizer *const *optimizer = mz_optimizers(&count);
+    fprintf(app->out, "optimizers (--optimizer)\n");
+    for (int i = 0; i < count; i++)
+        fprintf(app->out, "  %-14s %s\n", optimizer[i]->name, optimizer[i]->summary);
+    return MZ_OK;
+}
+
+/* ---- options to settings -----------------------------------------------------------------------
+ */
+
+static mz_code set_effect(char *word, mz_step_effects *effects, mz_err *err) {
+    const struct {
+        const char *name;
+        bool *field;
+    } table[] = {
+        {"launches", &effects->launches},     {"fifo", &effects->fifo},
+        {"tiles", &effects->tiles},           {"noise", &effects->noise},
+        {"other-work", &effects->other_work}, {"recompute-exchange", &effects->recompute_exchange},
+        {"planner", &effects->planner},
+    };
+    enum { COUNT = sizeof table / sizeof table[0] };
+    const bool on = strncmp(word, "no-", 3) != 0;
+    const char *name = on ? word : word + 3;
+    const char *names[COUNT];
+    for (int i = 0; i < COUNT; i++) {
+        names[i] = table[i].name;
+        if (strcmp(name, table[i].name) == 0) {
+            *table[i].field = on;
+            return MZ_OK;
+        }
+    }
+    const char *near = mz_nearest(name, names, COUNT);
+    return mz_fail(
+        err, MZ_EINPUT,
+        "--effects %s: unknown effect%s%s%s; use launches, fifo, tiles, noise, other-work, "
+        "recompute-exchange, planner, each with no- to switch it off",
+        word, near ? " (did you mean " : "", near ? near : "", near ? "?)" : "");
+}
+
+static mz_code set_effects(const char *text, mz_step_effects *effects, mz_err *err) {
+    char copy[512];
+    if (!text || !*text)
+        return MZ_OK;
+    if (snprintf(copy, sizeof copy, "%s", text) >= (int)sizeof copy)
+        return mz_fail(err, MZ_EINPUT, "--effects: the list is too long");
+    char *words[32];
+    int count = 0;
+    mz_code code = mz_split_list(copy, words, 32, &count, err);
+    for (int i = 0; code == MZ_OK && i < count; i++)
+        code = set_effect(words[i], effects, err);
+    return code;
+}
+
+static mz_code step_options(sim_job *job, mz_err *err) {
+    const sim_args *a = &job->args;
+    const int32_t ranks = job->cluster->ranks;
+    mz_step_options *o = &job->options;
+    *o = mz_step_defaults(ranks);
+    o->zero = (int32_t)a->zero;
+    o->ep = a->ep ? (int32_t)a->ep : ranks;
+    if (o->ep > ranks || ranks % o->ep != 0)
+        return mz_fail(err, MZ_EINPUT, "--ep %d: must divide the %d ranks", o->ep, ranks);
+    o->sequence_length = a->seq ? a->seq : mz_trace_facts_of(job->trace)->sequence_length;
+    o->dispatch = (mz_dispatch)a->dispatch;
+    o->recompute = (mz_recompute)a->recompute;
+    o->temporaries = (mz_temporaries)a->temporaries;
+    o->network = (mz_network_model)a->network;
+    o->flow_accuracy = a->accuracy;
+    o->allocator = (mz_allocator)a->allocator;
+    o->seed = (uint64_t)a->seed;
+    o->budget_memory_bytes = a->budget_memory;
+    o->budget_network_bytes = a->budget_network;
+    mz_code code = mz_optimizer_find(a->optimizer, &o->optimizer, err);
+    return code == MZ_OK ? set_effects(a->effects, &o->effects, err) : code;
+}
+
+/* A trace and a model that disagree are an error that says what to pass, never a silent remap. */
+static mz_code match_model(const sim_job *job, mz_err *err) {
+    const mz_trace_facts *t = mz_trace_facts_of(job->trace);
+    const mz_model *m = job->model;
+    const char *file = job->args.trace;
+    if (t->experts != m->experts)
+        return mz_fail(
+            err, MZ_EINPUT,
+            "%s has %d experts per layer, model %s has %d: pass --model with a config that "
+            "fits the trace (recorded model: %s)",
+            file, t->experts, m->name, m->experts, t->name);
+    if (t->layers != m->moe_layers)
+        return mz_fail(
+            err, MZ_EINPUT,
+            "%s has %d MoE layers, model %s has %d: pass --model with a config that fits, "
+            "or cut the trace with mizan trace cut --layers",
+            file, t->layers, m->name, m->moe_layers);
+    if (t->top_k > 0 && m->top_k > 0 && t->top_k != m->top_k)
+        return mz_fail(err, MZ_EINPUT,
+                       "%s has top-%d routing, model %s top-%d: pass --model that fits", file,
+                       t->top_k, m->name, m->top_k);
+    if (t->hidden > 0 && t->hidden != m->hidden)
+        return mz_fail(err, MZ_EINPUT,
+                       "%s was recorded at hidden size %lld, model %s has %lld: pass "
+                       "--model that fits",
+                       file, (long long)t->hidden, m->name, (long long)m->hidden);
+    if (job->options.dispatch != MZ_DISPATCH_PAIR && t->kind == MZ_TRACE_COUNTS)
+        return mz_fail(
+            err, MZ_EINPUT,
+            "--dispatch %s needs a trace of pairs, %s holds counts: pass --dispatch pair",
+            job->options.dispatch == MZ_DISPATCH_RANK ? "rank" : "node", file);
+    return MZ_OK;
+}
+
+static mz_code load_cluster(sim_job *job, mz_app *app, mz_err *err) {
+    mz_code code = mz_cluster_load(job->args.cluster, app->data_dir, &job->cluster, err);
+    if (code != MZ_OK)
+        return code;
+    if (job->args.ranks && job->args.ranks != job->cluster->ranks)
+        return mz_fail(err, MZ_EINPUT,
+                       "--ranks %lld: cluster %s has %d ranks; pass --cluster with %lld GPUs, or a "
+                       "profile whose ranks_per_device puts several ranks on one GPU",
+                       (long long)job->args.ranks, job->args.cluster, job->cluster->ranks,
+                       (long long)job->args.ranks);
+    return MZ_OK;
+}
+
+static mz_code need(const char *value, const char *name, const char *hint, mz_err *err) {
+    return value ? MZ_OK : mz_fail(err, MZ_EINPUT, "--%s is missing: %s", name, hint);
+}
+
+static mz_code load_inputs(sim_job *job, mz_app *app, mz_err *err) {
+    const sim_args *a = &job->args;
+    mz_code code =
+        need(a->trace, "trace", "a trace file (mizan trace import or synth makes one)", err);
+    if (code == MZ_OK)
+        code = need(a->model, "model", "a config.json or a shipped name (mizan sim --list)", err);
+    if (code == MZ_OK)
+        code = need(a->cluster, "cluster", "PROFILE:GPUS (mizan sim --list)", err);
+    if (code == MZ_OK)
+        code = mz_model_load(a->model, app->data_dir, &job->model, err);
+    if (code == MZ_OK)
+        code = load_cluster(job, app, err);
+    if (code == MZ_OK)
+        code = mz_trace_open(a->trace, &job->trace, err);
+    if (code == MZ_OK)
+        code = step_options(job, err);
+    if (code == MZ_OK)
+        code = match_model(job, err);
+    return code;
+}
+
+static mz_code split_policies(sim_job *job, mz_err *err) {
+    job->policy_text = strdup(job->args.policy);
+    if (!job->policy_text)
+        return mz_fail_nomem(err, "the list of policies");
+    mz_code code = mz_split_list(job->policy_text, job->policies, POLICIES_MAX, &job->count, err);
+    return code == MZ_OK ? MZ_OK : mz_err_prefix(err, "--policy");
+}
+
+static mz_code open_stream(sim_job *job, mz_err *err) {
+    const sim_args *a = &job->args;
+    const mz_stream_options options = {.ranks = job->cluster->ranks,
+                                       .step_tokens = a->step_tokens,
+                                       .tokens_per_rank = a->tokens_per_rank,
+                                       .sequence_length = a->seq,
+                                       .first_step = a->first_step,
+                                       .steps = a->steps,
+                                       .seed = (uint64_t)a->seed,
+                                       .want_pairs = mz_sim_wants_pairs(job->sim),
+                                       .want_weights = mz_sim_wants_weights(job->sim),
+                                       .read_ahead = true};
+    return mz_stream_open(job->trace, &options, &job->stream, err);
+}
+
+/* ---- results -----------------------------------------------------------------------------------
+ */
+
+static const char *const kind_names[] = {"pairs", "counts"};
+static const char *const phase_names[] = {"train", "prefill", "decode"};
+
+static json_t *trace_json(const sim_job *job) {
+    const mz_trace_facts *t = mz_trace_facts_of(job->trace);
+    return json_pack("{s:s, s:s, s:s, s:s, s:s, s:i, s:i, s:i, s:i, s:I, s:b}", "path",
+                     job->args.trace, "model", t->name, "source", t->source, "kind",
+                     kind_names[t->kind], "phase", phase_names[t->phase], "ranks", t->ranks,
+                     "layers", t->layers, "experts", t->experts, "top_k", t->top_k, "step_stride",
+                     (json_int_t)t->step_stride, "reshaped", (int)mz_stream_reshaped(job->stream));
+}
+
+static json_t *effects_json(const mz_step_effects *e) {
+    return json_pack("{s:b, s:b, s:b, s:b, s:b, s:b, s:b}", "launches", (int)e->launches, "fifo",
+                     (int)e->fifo, "tiles", (int)e->tiles, "noise", (int)e->noise, "other_work",
+                     (int)e->other_work, "recompute_exchange", (int)e->recompute_exchange,
+                     "planner", (int)e->planner);
+}
+
+static json_t *budget_json(double bytes) {
+    return bytes < 0 ? json_null() : json_real(bytes);
+}
+
+static json_t *settings_json(const sim_job *job) {
+    static const char *const dispatch[] = {"pair", "rank", "node"};
+    static const char *const network[] = {"port", "flow"};
+    static const char *const recompute[] = {"none", "selective", "full"};
+    static const char *const temporaries[] = {"fused", "chunked", "unfused"};
+    static const char *const allocator[] = {"exact", "rounded"};
+    const mz_step_options *o = &job->options;
+    const sim_args *a = &job->args;
+    return json_pack(
+        "{s:i, s:i, s:i, s:I, s:I, s:I, s:I, s:I, s:s, s:s, s:f, s:s, s:s, s:s, s:s, s:o, "
+        "s:o, s:I, s:o}",
+        "ranks", job->cluster->ranks, "ep", o->ep, "zero", o->zero, "sequence_length",
+        (json_int_t)o->sequence_length, "step_tokens", (json_int_t)a->step_tokens,
+        "tokens_per_rank", (json_int_t)a->tokens_per_rank, "first_step", (json_int_t)a->first_step,
+        "steps", (json_int_t)a->steps, "dispatch", dispatch[o->dispatch], "network",
+        network[o->network], "flow_accuracy", o->flow_accuracy, "recompute",
+        recompute[o->recompute], "optimizer", o->optimizer->name, "temporaries",
+        temporaries[o->temporaries], "allocator", allocator[o->allocator], "budget_memory_bytes",
+        budget_json(o->budget_memory_bytes), "budget_network_bytes",
+        budget_json(o->budget_network_bytes), "seed", (json_int_t)o->seed, "effects",
+        effects_json(&o->effects));
+}
+
+static mz_code fill_result(sim_job *job, mz_err *err) {
+    mz_result *r = &job->result;
+    r->trace = trace_json(job);
+    r->settings = settings_json(job);
+    r->model = json_incref(job->model->resolved);
+    r->cluster = json_incref(job->cluster->resolved);
+    r->run = mz_calloc((size_t)job->count, sizeof *r->run);
+    r->runs = job->count;
+    r->timing = job->args.timing;
+    if (!r->trace || !r->settings || !r->run)
+        return mz_fail_nomem(err, "the result");
+    return mz_sim_results(job->sim, r->run, err);
+}
+
+static mz_code write_result(sim_job *job, mz_app *app, mz_err *err) {
+    mz_code code = fill_result(job, err);
+    if (code == MZ_OK && job->args.output)
+        code = mz_result_write(&job->result, job->args.output, app->version, err);
+    if (code != MZ_OK)
+        return code;
+    if (job->args.json)
+        return mz_result_print_json(&job->result, app->out, err);
+    mz_result_print_table(&job->result, app->out);
+    return MZ_OK;
+}
+
+/* What is complete is written even when the user interrupts. */
+static mz_code run_job(sim_job *job, mz_app *app, mz_err *err) {
+    mz_code code = mz_sim_create(job->model, job->cluster, &job->options, job->policies, job->count,
+                                 &job->sim, err);
+    if (code == MZ_OK)
+        code = open_stream(job, err);
+    if (code != MZ_OK)
+        return code;
+    const mz_load_source source = mz_stream_source(job->stream);
+    code = mz_sim_run(job->sim, &source, app, mz_stream_steps(job->stream), err);
+    if (code == MZ_OK)
+        return write_result(job, app, err);
+    if (code == MZ_EABORTED) {
+        mz_err ignored;
+        if (write_result(job, app, &ignored) == MZ_OK)
+            mz_warn(&app->log, "interrupted: the result covers the completed steps only");
+    }
+    return code;
+}
+
+mz_code mz_cmd_sim(mz_app *app, int argc, char **argv, mz_err *err) {
+    sim_job job = {0};
+    int nargs = 0;
+    bool help = false;
+    bool seen[sizeof sim_options / sizeof sim_options[0]] = {false};
+    mz_code code =
+        mz_opt_parse(&sim_spec, &job.args, argc, argv, &nargs, &help, seen, app->out, err);
+    if (code != MZ_OK || help)
+        return code;
+    if (job.args.list)
+        return list_all(app, err);
+    if (job.args.quiet || job.args.verbose)
+        app->log.verbosity = job.args.quiet ? -1 : 1;
+    for (int i = 0; i < sim_spec.count; i++) {
+        if (sim_options[i].offset == AT(budget_memory) && !seen[i])
+            job.args.budget_memory = -1;
+        if (sim_options[i].offset == AT(budget_network) && !seen[i])
+            job.args.budget_network = -1;
+    }
+    code = split_policies(&job, err);
+    if (code == MZ_OK)
+        code = load_inputs(&job, app, err);
+    if (code == MZ_OK)
+        code = run_job(&job, app, err);
+    free_job(&job);
+    return code;
+}

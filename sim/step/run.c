@@ -1,0 +1,582 @@
+#include "sim/step/run.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* One policy of the run: a state per expert-parallel group, one step builder, and what it adds up.
+ */
+typedef struct sim_policy {
+    char *text;
+    const mz_policy *policy;
+    mz_policy_traits traits;
+    void **state;   /* [groups] */
+    mz_plan **plan; /* one, or [layers * groups] where hosts must outlive a step (interval > 1) */
+    int64_t plans;
+    mz_step *step;
+    /* sums over the run */
+    double *step_s; /* [steps], grows */
+    size_t step_cap;
+    double *imbalance; /* [calls], grows */
+    size_t imbalance_cap;
+    int64_t calls;
+    double moe_s, planner_s, phase_s[MZ_STEP_PHASES], time_s;
+    int64_t tokens, dispatch, combine, backward_dispatch, backward_combine, transfer;
+    int64_t pairs, kept, dropped;
+    double kept_score, total_score, measured_s;
+    int64_t peak, at_peak[MZ_MEM_CATEGORIES];
+    char peak_label[128];
+    bool overflowed;
+    char oom[256];
+    double *rank_busy;  /* [ranks] sums */
+    double *rank_mean;  /* [ranks] sums / steps */
+    int64_t *rank_peak; /* [ranks] maxima */
+} sim_policy;
+
+struct mz_sim {
+    const mz_model *model;
+    const mz_cluster *cluster;
+    mz_step_options options;
+    int32_t ranks, groups, experts, layers;
+    sim_policy *policy;
+    int policies;
+    int64_t steps;
+    /* History: per step, layer and source the counts summed over micro-batches; the ring holds
+     * `depth` finished steps and the one being read. */
+    int depth;
+    int64_t *ring;      /* [depth + 1][layers][ranks][experts] */
+    int64_t ring_steps; /* finished steps so far */
+    mz_load seen;       /* scratch: what a policy's view shows, one group */
+    double *scratch;    /* [experts] */
+    int64_t *rows;      /* [ranks] computed pairs of one call */
+    mz_arena arena;
+};
+
+static int64_t cells(const mz_sim *sim) {
+    return (int64_t)sim->layers * sim->ranks * sim->experts;
+}
+
+static mz_code alloc_load(mz_arena *arena, int32_t sources, int32_t experts, mz_load *load,
+                          mz_err *err) {
+    *load = (mz_load){.sources = sources, .experts = experts};
+    load->count = MZ_NEW(arena, int64_t, (int64_t)sources * experts);
+    load->total = MZ_NEW(arena, int64_t, experts);
+    load->source = MZ_NEW(arena, int64_t, sources);
+    if (!load->count || !load->total || !load->source)
+        return mz_fail_nomem(err, "a load matrix");
+    return MZ_OK;
+}
+
+static mz_policy_env environment(const mz_sim *sim) {
+    const mz_model *m = sim->model;
+    return (mz_policy_env){.ranks = sim->options.ep,
+                           .experts = sim->experts,
+                           .top_k = m->top_k,
+                           .layers = sim->layers,
+                           .domain = sim->cluster->topology.domain,
+                           .domains = sim->cluster->topology.domains,
+                           .hidden = m->hidden,
+                           .intermediate = m->expert_intermediate,
+                           .expert_parameters = mz_model_expert_parameters(m),
+                           .weight_bytes = 2 * mz_model_expert_parameters(m),
+                           .token_bytes = 2 * m->hidden,
+                           .recompute = sim->options.recompute != MZ_RECOMPUTE_NONE,
+                           .seed = sim->options.seed};
+}
+
+/* Domains of one group's ranks, numbered from 0 in order of appearance. */
+static mz_code group_domains(mz_sim *sim, int32_t group, mz_policy_env *env, mz_err *err) {
+    const int32_t n = sim->options.ep;
+    int32_t *domain = MZ_NEW(&sim->arena, int32_t, n);
+    if (!domain)
+        return mz_fail_nomem(err, "domains of a group");
+    const int32_t *all = sim->cluster->topology.domain + (int64_t)group * n;
+    int32_t count = 0;
+    for (int32_t r = 0; r < n; r++) {
+        /* Ranks of one domain are consecutive, so a change of number is a new domain. */
+        if (r > 0 && all[r] != all[r - 1])
+            count++;
+        domain[r] = count;
+    }
+    env->domain = domain;
+    env->domains = count + 1;
+    return MZ_OK;
+}
+
+static mz_code init_policy(mz_sim *sim, sim_policy *p, const char *text, mz_err *err) {
+    p->text = mz_arena_strdup(&sim->arena, text);
+    p->state = MZ_NEW(&sim->arena, void *, sim->groups);
+    p->rank_busy = MZ_NEW(&sim->arena, double, sim->ranks);
+    p->rank_mean = MZ_NEW(&sim->arena, double, sim->ranks);
+    p->rank_peak = MZ_NEW(&sim->arena, int64_t, sim->ranks);
+    if (!p->text || !p->state || !p->rank_busy || !p->rank_mean || !p->rank_peak)
+        return mz_fail_nomem(err, "a policy");
+    void *options = NULL;
+    mz_code code = mz_policy_parse(text, &sim->arena, &p->policy, &options, err);
+    mz_policy_env env = environment(sim);
+    for (int32_t g = 0; code == MZ_OK && g < sim->groups; g++) {
+        code = group_domains(sim, g, &env, err);
+        if (code == MZ_OK)
+            code = p->policy->init(&env, options, &sim->arena, &p->state[g], &p->traits, err);
+    }
+    if (code != MZ_OK)
+        return mz_err_prefix(err, "policy %s", text);
+    p->plans = p->traits.interval > 1 ? (int64_t)sim->layers * sim->groups : 1;
+    p->plan = MZ_NEW(&sim->arena, mz_plan *, p->plans);
+    if (!p->plan)
+        return mz_fail_nomem(err, "plans");
+    for (int64_t i = 0; code == MZ_OK && i < p->plans; i++)
+        code = mz_plan_create(sim->options.ep, sim->experts, p->traits.slots, &p->plan[i], err);
+    if (code == MZ_OK)
+        code = mz_step_create(sim->model, sim->cluster, &sim->options, p->policy->name, &p->traits,
+                              &p->step, err);
+    return code == MZ_OK ? MZ_OK : mz_err_prefix(err, "policy %s", text);
+}
+
+static mz_code init_history(mz_sim *sim, mz_err *err) {
+    for (int i = 0; i < sim->policies; i++) {
+        const mz_policy_traits *t = &sim->policy[i].traits;
+        if (!(t->sees & MZ_SEES_HISTORY))
+            continue;
+        int need = (t->lag < 1 ? 1 : t->lag) + (t->window < 1 ? 1 : t->window) - 1;
+        if (need > sim->depth)
+            sim->depth = need;
+    }
+    sim->scratch = MZ_NEW(&sim->arena, double, sim->experts);
+    sim->rows = MZ_NEW(&sim->arena, int64_t, sim->ranks);
+    if (!sim->scratch || !sim->rows)
+        return mz_fail_nomem(err, "scratch rows");
+    mz_code code = alloc_load(&sim->arena, sim->options.ep, sim->experts, &sim->seen, err);
+    if (code != MZ_OK || sim->depth == 0)
+        return code;
+    sim->ring = MZ_NEW(&sim->arena, int64_t, (sim->depth + 1) * cells(sim));
+    return sim->ring ? MZ_OK : mz_fail_nomem(err, "the history of loads");
+}
+
+mz_code mz_sim_create(const mz_model *model, const mz_cluster *cluster,
+                      const mz_step_options *options, char **policies, int count, mz_sim **out,
+                      mz_err *err) {
+    mz_sim *sim = mz_calloc(1, sizeof *sim);
+    if (!sim)
+        return mz_fail_nomem(err, "a simulation");
+    sim->model = model;
+    sim->cluster = cluster;
+    sim->options = *options;
+    sim->ranks = cluster->ranks;
+    sim->groups = sim->ranks / options->ep;
+    sim->experts = model->experts;
+    sim->layers = model->moe_layers;
+    sim->policies = count;
+    sim->policy = MZ_NEW(&sim->arena, sim_policy, count);
+    mz_code code = sim->policy ? MZ_OK : mz_fail_nomem(err, "policies");
+    for (int i = 0; code == MZ_OK && i < count; i++)
+        code = init_policy(sim, &sim->policy[i], policies[i], err);
+    if (code == MZ_OK)
+        code = init_history(sim, err);
+    if (code != MZ_OK) {
+        mz_sim_free(&sim);
+        return code;
+    }
+    *out = sim;
+    return MZ_OK;
+}
+
+void mz_sim_free(mz_sim **out) {
+    mz_sim *sim = *out;
+    if (!sim)
+        return;
+    for (int i = 0; sim->policy && i < sim->policies; i++) {
+        sim_policy *p = &sim->policy[i];
+        for (int64_t k = 0; p->plan && k < p->plans; k++)
+            mz_plan_free(&p->plan[k]);
+        mz_step_free(&p->step);
+        free(p->step_s);
+        free(p->imbalance);
+    }
+    mz_arena_free(&sim->arena);
+    free(sim);
+    *out = NULL;
+}
+
+bool mz_sim_wants_weights(const mz_sim *sim) {
+    for (int i = 0; i < sim->policies; i++)
+        if (sim->policy[i].traits.needs_weights)
+            return true;
+    return false;
+}
+
+bool mz_sim_wants_pairs(const mz_sim *sim) {
+    return sim->options.dispatch != MZ_DISPATCH_PAIR || mz_sim_wants_weights(sim);
+}
+
+/* ---- history -----------------------------------------------------------------------------------
+ */
+
+static int64_t *ring_slot(const mz_sim *sim, int64_t step, int32_t layer, int32_t first_rank) {
+    int64_t slot = step % (sim->depth + 1);
+    return sim->ring + slot * cells(sim) +
+           ((int64_t)layer * sim->ranks + first_rank) * sim->experts;
+}
+
+/* The step being read: add this call's counts. */
+static void remember(mz_sim *sim, const mz_layer_call *call) {
+    if (!sim->ring)
+        return;
+    int64_t *sum = ring_slot(sim, sim->ring_steps, call->layer, 0);
+    const int64_t n = (int64_t)sim->ranks * sim->experts;
+    if (call->micro_batch == 0)
+        memcpy(sum, call->load->count, sizeof(int64_t) * (size_t)n);
+    else
+        for (int64_t i = 0; i < n; i++)
+            sum[i] += call->load->count[i];
+}
+
+/* What a policy with this lag and window may see: the step `lag` ago, or the mean over `window`
+ * steps ending there, each source's row rounded by largest remainder. NULL before there is any. */
+static const mz_load *history_view(mz_sim *sim, const mz_policy_traits *t, int32_t group,
+                                   int32_t layer) {
+    if (!(t->sees & MZ_SEES_HISTORY))
+        return NULL;
+    const int64_t last = sim->ring_steps - (t->lag < 1 ? 1 : t->lag);
+    if (last < 0)
+        return NULL;
+    int64_t steps = t->window < 1 ? 1 : t->window;
+    if (steps > last + 1)
+        steps = last + 1;
+    const int32_t n = sim->options.ep, e_count = sim->experts;
+    const size_t bytes = sizeof(int64_t) * (size_t)n * (size_t)e_count;
+    mz_load *seen = &sim->seen;
+    memcpy(seen->count, ring_slot(sim, last, layer, group * n), bytes);
+    for (int64_t back = 1; back < steps; back++) {
+        const int64_t *older = ring_slot(sim, last - back, layer, group * n);
+        for (int64_t i = 0; i < (int64_t)n * e_count; i++)
+            seen->count[i] += older[i];
+    }
+    for (int32_t s = 0; steps > 1 && s < n; s++) {
+        int64_t *row = seen->count + (int64_t)s * e_count;
+        int64_t sum = 0;
+        for (int32_t e = 0; e < e_count; e++)
+            sum += row[e];
+        mz_largest_remainder((sum + steps / 2) / steps, row, e_count, row, sim->scratch);
+    }
+    mz_load_sum(seen);
+    return seen;
+}
+
+/* ---- one layer call ----------------------------------------------------------------------------
+ */
+
+typedef struct group_call {
+    mz_load load;   /* the group's rows of the job's load; sums in the sim's own arrays */
+    mz_pairs pairs; /* the group's slice; offsets stay absolute */
+    bool has_pairs;
+} group_call;
+
+static mz_code slice_group(mz_sim *sim, const mz_layer_call *call, int32_t group, mz_load *sums,
+                           group_call *slice, mz_err *err) {
+    const int32_t n = sim->options.ep;
+    slice->has_pairs = call->pairs != NULL;
+    if (call->pairs) {
+        slice->pairs = *call->pairs;
+        slice->pairs.sources = n;
+        slice->pairs.token_begin += (int64_t)group * n;
+        slice->pairs.pair_begin += (int64_t)group * n;
+        slice->pairs.tokens = slice->pairs.token_begin[n] - slice->pairs.token_begin[0];
+        slice->pairs.pairs = slice->pairs.pair_begin[n] - slice->pairs.pair_begin[0];
+    }
+    if (sim->groups == 1) {
+        slice->load = *call->load;
+        return MZ_OK;
+    }
+    if (!sums->total) {
+        mz_code code = alloc_load(&sim->arena, 0, sim->experts, sums, err);
+        sums->source = MZ_NEW(&sim->arena, int64_t, n);
+        if (code != MZ_OK || !sums->source)
+            return mz_fail_nomem(err, "a group's load");
+        sums->sources = n;
+    }
+    slice->load = *sums;
+    slice->load.count = call->load->count + (int64_t)group * n * sim->experts;
+    mz_load_sum(&slice->load);
+    return MZ_OK;
+}
+
+static void add_rows(mz_sim *sim, const mz_plan *plan, int32_t group) {
+    int64_t *rows = sim->rows + (int64_t)group * sim->options.ep;
+    for (int32_t i = 0; i < plan->begin[plan->experts]; i++)
+        rows[plan->rank[i]] += plan->forward[i];
+}
+
+static mz_code note_imbalance(mz_sim *sim, sim_policy *p, mz_err *err) {
+    int64_t most = 0, sum = 0;
+    for (int32_t r = 0; r < sim->ranks; r++) {
+        most = sim->rows[r] > most ? sim->rows[r] : most;
+        sum += sim->rows[r];
+    }
+    if (sum == 0)
+        return MZ_OK;
+    if (!mz_grow((void **)&p->imbalance, &p->imbalance_cap, (size_t)p->calls + 1, sizeof(double)))
+        return mz_fail_nomem(err, "imbalance figures");
+    p->imbalance[p->calls++] = (double)most * sim->ranks / (double)sum;
+    return MZ_OK;
+}
+
+static void note_plan(sim_policy *p, const mz_plan *plan) {
+    p->pairs += plan->pairs;
+    p->kept += plan->kept_pairs;
+    p->dropped += plan->dropped_pairs;
+    p->kept_score += plan->kept_score;
+    p->total_score += plan->total_score;
+}
+
+/* Everything a policy's decide may see of this call, and nothing else. */
+static mz_code make_view(mz_sim *sim, sim_policy *p, const mz_layer_call *call,
+                         const group_call *slice, int64_t step, int32_t group, mz_budget *budget,
+                         mz_view *view, mz_err *err) {
+    *view = (mz_view){.step = step,
+                      .micro_batch = call->micro_batch,
+                      .layer = call->layer,
+                      .current = p->traits.sees & MZ_SEES_CURRENT ? &slice->load : NULL,
+                      .history = history_view(sim, &p->traits, group, call->layer)};
+    if (!p->traits.lossy)
+        return MZ_OK;
+    view->budget = budget;
+    return mz_step_budget(p->step, group, call->micro_batch, call->layer, &slice->load, budget,
+                          err);
+}
+
+static mz_code plan_group(mz_sim *sim, sim_policy *p, const mz_layer_call *call, int64_t step,
+                          int32_t group, group_call *slice, mz_err *err) {
+    mz_plan *plan = p->plan[p->plans == 1 ? 0 : (int64_t)call->layer * sim->groups + group];
+    mz_budget budget = {.backward_rows = -1, .backward_send_rows = -1};
+    mz_view view;
+    mz_code code = make_view(sim, p, call, slice, step, group, &budget, &view, err);
+    if (code != MZ_OK)
+        return code;
+    const double started = mz_now();
+    if (p->traits.interval <= 1 || sim->steps % p->traits.interval == 0)
+        code = p->policy->decide(p->state[group], &view, plan, err);
+    mz_call now = {.step = step,
+                   .micro_batch = call->micro_batch,
+                   .layer = call->layer,
+                   .load = &slice->load,
+                   .pairs = slice->has_pairs ? &slice->pairs : NULL};
+    if (code == MZ_OK)
+        code = p->policy->route(p->state[group], &now, plan, err);
+    p->measured_s += mz_now() - started;
+    if (code == MZ_OK)
+        code = mz_plan_check(plan, &slice->load, &p->traits, err);
+    if (code == MZ_OK)
+        code = mz_step_add_call(p->step, group, call->micro_batch, call->layer, &slice->load,
+                                now.pairs, plan, err);
+    if (code != MZ_OK)
+        return code;
+    add_rows(sim, plan, group);
+    note_plan(p, plan);
+    return MZ_OK;
+}
+
+static mz_code plan_call(mz_sim *sim, const mz_layer_call *call, int64_t step, mz_load *sums,
+                         mz_err *err) {
+    for (int i = 0; i < sim->policies; i++) {
+        sim_policy *p = &sim->policy[i];
+        memset(sim->rows, 0, sizeof(int64_t) * (size_t)sim->ranks);
+        for (int32_t g = 0; g < sim->groups; g++) {
+            group_call slice;
+            mz_code code = slice_group(sim, call, g, sums, &slice, err);
+            if (code == MZ_OK)
+                code = plan_group(sim, p, call, step, g, &slice, err);
+            if (code != MZ_OK)
+                return mz_err_prefix(err, "policy %s, step %lld, micro-batch %d, layer %d", p->text,
+                                     (long long)step, call->micro_batch, call->layer);
+        }
+        mz_code code = note_imbalance(sim, p, err);
+        if (code != MZ_OK)
+            return code;
+    }
+    remember(sim, call);
+    return MZ_OK;
+}
+
+/* ---- steps -------------------------------------------------------------------------------------
+ */
+
+static void note_memory(mz_sim *sim, sim_policy *p, const mz_step_outcome *o) {
+    for (int32_t r = 0; r < sim->ranks; r++)
+        if (o->rank_peak_bytes[r] > p->rank_peak[r])
+            p->rank_peak[r] = o->rank_peak_bytes[r];
+    if (o->peak_bytes > p->peak) {
+        p->peak = o->peak_bytes;
+        memcpy(p->at_peak, o->at_peak, sizeof p->at_peak);
+        memcpy(p->peak_label, o->peak_label, sizeof p->peak_label);
+    }
+    if (!o->fits && !p->overflowed) {
+        p->overflowed = true;
+        memcpy(p->oom, o->oom, sizeof p->oom);
+    }
+}
+
+static mz_code finish_step(mz_sim *sim, sim_policy *p, mz_err *err) {
+    mz_step_outcome o;
+    mz_code code = mz_step_finish(p->step, &o, err);
+    if (code != MZ_OK)
+        return mz_err_prefix(err, "policy %s", p->text);
+    if (!mz_grow((void **)&p->step_s, &p->step_cap, (size_t)sim->steps + 1, sizeof(double)))
+        return mz_fail_nomem(err, "step times");
+    p->step_s[sim->steps] = o.time_s;
+    p->time_s += o.time_s;
+    p->moe_s += o.moe_s;
+    p->planner_s += o.planner_s;
+    for (int k = 0; k < MZ_STEP_PHASES; k++)
+        p->phase_s[k] += o.phase_s[k];
+    p->tokens += o.tokens;
+    p->dispatch += o.dispatch_bytes;
+    p->combine += o.combine_bytes;
+    p->backward_dispatch += o.backward_dispatch_bytes;
+    p->backward_combine += o.backward_combine_bytes;
+    p->transfer += o.transfer_bytes;
+    for (int32_t r = 0; r < sim->ranks; r++)
+        p->rank_busy[r] += o.rank_busy_s[r];
+    note_memory(sim, p, &o);
+    return MZ_OK;
+}
+
+static mz_code begin_step(mz_sim *sim, const mz_step_head *head, mz_err *err) {
+    for (int i = 0; i < sim->policies; i++) {
+        mz_code code = mz_step_begin(sim->policy[i].step, head, err);
+        if (code != MZ_OK)
+            return mz_err_prefix(err, "policy %s", sim->policy[i].text);
+    }
+    return MZ_OK;
+}
+
+static mz_code run_step(mz_sim *sim, const mz_load_source *source, const mz_step_head *head,
+                        mz_app *app, mz_load *sums, mz_err *err) {
+    const int64_t calls = (int64_t)head->micro_batches * head->layers;
+    for (int64_t c = 0; c < calls; c++) {
+        mz_layer_call call;
+        if (app->stop && *app->stop)
+            return mz_fail(err, MZ_EABORTED, "interrupted in step %lld", (long long)head->step);
+        mz_code code = source->next_call(source->self, &call, err);
+        if (code == MZ_OK)
+            code = plan_call(sim, &call, head->step, sums, err);
+        if (code != MZ_OK)
+            return code;
+    }
+    for (int i = 0; i < sim->policies; i++) {
+        mz_code code = finish_step(sim, &sim->policy[i], err);
+        if (code != MZ_OK)
+            return mz_err_prefix(err, "step %lld", (long long)head->step);
+    }
+    sim->steps++;
+    sim->ring_steps++;
+    return MZ_OK;
+}
+
+mz_code mz_sim_run(mz_sim *sim, const mz_load_source *source, mz_app *app, int64_t steps_expected,
+                   mz_err *err) {
+    if (source->ranks != sim->ranks || source->experts != sim->experts ||
+        source->layers != sim->layers)
+        return mz_fail(err, MZ_EINTERNAL,
+                       "loads have %d ranks, %d experts, %d layers; the simulation %d, %d, %d",
+                       source->ranks, source->experts, source->layers, sim->ranks, sim->experts,
+                       sim->layers);
+    mz_progress progress = mz_progress_start(&app->log, "simulating", "steps", steps_expected);
+    mz_load sums = {0};
+    mz_code code = MZ_OK;
+    while (code == MZ_OK) {
+        mz_step_head head;
+        bool end = false;
+        code = source->next_step(source->self, &head, &end, err);
+        if (code != MZ_OK || end)
+            break;
+        code = begin_step(sim, &head, err);
+        if (code == MZ_OK)
+            code = run_step(sim, source, &head, app, &sums, err);
+        mz_progress_update(&progress, sim->steps);
+    }
+    mz_progress_end(&progress);
+    return code;
+}
+
+/* ---- results -----------------------------------------------------------------------------------
+ */
+
+static void put_phases(const sim_policy *p, double steps, mz_run *run) {
+    run->phases = 0;
+    for (int k = 0; k < MZ_STEP_PHASES && mz_step_phase_name(k); k++) {
+        run->phase_name[k] = mz_step_phase_name(k);
+        run->phase_s[k] = p->phase_s[k] / steps;
+        run->phases++;
+    }
+}
+
+static void put_quality(const sim_policy *p, mz_run *run) {
+    const double pairs = p->pairs > 0 ? (double)p->pairs : 1;
+    run->lossy = p->traits.lossy;
+    run->kept_pairs_fraction = p->pairs > 0 ? (double)p->kept / pairs : 1;
+    run->dropped_pairs_fraction = (double)p->dropped / pairs;
+    run->kept_score_mass = p->total_score > 0 ? p->kept_score / p->total_score : NAN;
+    snprintf(run->score_source, sizeof run->score_source, "%s",
+             p->total_score > 0 && p->traits.score_source ? p->traits.score_source : "");
+}
+
+static mz_code sorted_stat(const double *values, int64_t count, mz_stat *stat, mz_err *err) {
+    double *copy = malloc(sizeof(double) * (size_t)(count ? count : 1));
+    if (!copy)
+        return mz_fail_nomem(err, "a statistic");
+    memcpy(copy, values, sizeof(double) * (size_t)count);
+    *stat = mz_stat_of(copy, count);
+    free(copy);
+    return MZ_OK;
+}
+
+static int64_t per_step(int64_t total, int64_t steps) {
+    return (total + steps / 2) / steps;
+}
+
+static mz_code put_run(mz_sim *sim, sim_policy *p, mz_run *run, mz_err *err) {
+    const double steps = (double)sim->steps;
+    *run = (mz_run){.moe_time_s = p->moe_s / steps,
+                    .tokens_per_s = p->time_s > 0 ? (double)p->tokens / p->time_s : 0,
+                    .peak_memory_bytes = p->peak,
+                    .capacity_bytes = (int64_t)sim->cluster->device.memory_bytes,
+                    .fits = !p->overflowed,
+                    .dispatch_bytes = per_step(p->dispatch, sim->steps),
+                    .combine_bytes = per_step(p->combine, sim->steps),
+                    .backward_dispatch_bytes = per_step(p->backward_dispatch, sim->steps),
+                    .backward_combine_bytes = per_step(p->backward_combine, sim->steps),
+                    .transfer_bytes = per_step(p->transfer, sim->steps),
+                    .planner_s = p->planner_s / steps,
+                    .planner_measured_s = p->measured_s / steps,
+                    .steps = sim->steps,
+                    .step_s = p->step_s,
+                    .ranks = sim->ranks,
+                    .rank_busy_s = p->rank_mean,
+                    .rank_peak_bytes = p->rank_peak};
+    snprintf(run->policy, sizeof run->policy, "%s", p->text);
+    snprintf(run->system, sizeof run->system, "%s", p->traits.label ? p->traits.label : "");
+    snprintf(run->oom, sizeof run->oom, "%s", p->oom);
+    snprintf(run->peak_at, sizeof run->peak_at, "%s", p->peak_label);
+    memcpy(run->memory_bytes, p->at_peak, sizeof run->memory_bytes);
+    put_phases(p, steps, run);
+    put_quality(p, run);
+    mz_code code = sorted_stat(p->step_s, sim->steps, &run->step_time_s, err);
+    if (code == MZ_OK)
+        code = sorted_stat(p->imbalance, p->calls, &run->rank_imbalance, err);
+    return code;
+}
+
+mz_code mz_sim_results(mz_sim *sim, mz_run *runs, mz_err *err) {
+    if (sim->steps == 0)
+        return mz_fail(err, MZ_EINPUT, "no step was completed, so there is no result");
+    for (int i = 0; i < sim->policies; i++) {
+        sim_policy *p = &sim->policy[i];
+        for (int32_t r = 0; r < sim->ranks; r++)
+            p->rank_mean[r] = p->rank_busy[r] / (double)sim->steps;
+        mz_code code = put_run(sim, p, &runs[i], err);
+        if (code != MZ_OK)
+            return code;
+    }
+    return MZ_OK;
+}
