@@ -43,7 +43,12 @@ bool mz_json_has(mz_json *view, const char *key);
  * Keys that start with '_' or are named "source"/"sources"/"comment" are remarks and always allowed. */
 mz_code mz_json_no_more(mz_json *view, mz_err *err);
 
-/* Writes with 2-space indent, keys in insertion order, reals with 17 significant digits cut to the
+/* A string for output: text that is not UTF-8 (a path may be anything) gets '?' for its bytes beyond
+ * ASCII. NULL when memory is short. */
+json_t *mz_json_text(const char *text);
+
+/* Writes with 2-space indent, lists of plain values on one line, keys in insertion order,
+ * reals with 17 significant digits cut to the
  * shortest that reads back equal, non-finite numbers refused (MZ_EINTERNAL). Ends with a newline. */
 mz_code mz_json_write(const json_t *value, FILE *out, mz_err *err);
 

@@ -15,7 +15,8 @@ typedef struct mz_stat {
     double mean, p50, p95, max;
 } mz_stat;
 
-/* Mean, median, 95th percentile (nearest rank) and maximum; values is sorted in place. */
+/* Mean, median (of an even count: the mean of the middle two), 95th percentile (nearest rank) and
+ * maximum; values is sorted in place. All NaN for count 0. */
 mz_stat mz_stat_of(double *values, int64_t count);
 
 enum { MZ_PHASES_MAX = 32 };
@@ -56,7 +57,7 @@ typedef struct mz_run {
 
 typedef struct mz_result {
     json_t *trace, *model, *cluster, *settings; /* resolved configuration; owned by the result */
-    mz_run *run;
+    mz_run *run; /* [runs], from malloc; owned by the result (what its pointers show is not) */
     int runs;
     bool timing;
 } mz_result;

@@ -1,0 +1,396 @@
+#include "common/io/result.h"
+
+#include "common/base/units.h"
+#include "common/io/input.h"
+#include "common/io/json.h"
+
+#include <hdf5.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- statistics -------------------------------------------------------------------------------
+ */
+
+static int by_value(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+mz_stat mz_stat_of(double *values, int64_t count) {
+    if (count <= 0)
+        return (mz_stat){NAN, NAN, NAN, NAN};
+    qsort(values, (size_t)count, sizeof *values, by_value);
+    double sum = 0;
+    for (int64_t i = 0; i < count; i++)
+        sum += values[i];
+    int64_t middle = count / 2;
+    int64_t rank95 = (int64_t)ceil(0.95 * (double)count);
+    return (mz_stat){
+        .mean = sum / (double)count,
+        .p50 = count % 2 ? values[middle] : 0.5 * (values[middle - 1] + values[middle]),
+        .p95 = values[rank95 - 1],
+        .max = values[count - 1],
+    };
+}
+
+/* ---- JSON -------------------------------------------------------------------------------------
+ */
+
+/* Adds a new reference; counts failures so that one test at the end covers a whole object. */
+static void put(json_t *object, const char *key, json_t *value, int *failed) {
+    if (json_object_set_new(object, key, value) != 0)
+        ++*failed;
+}
+
+static json_t *real_or_null(double value) {
+    return isfinite(value) ? json_real(value) : json_null();
+}
+
+static json_t *text_or_null(const char *text) {
+    return text[0] ? mz_json_text(text) : json_null();
+}
+
+static json_t *shared_or_null(json_t *value) {
+    return value ? json_incref(value) : json_null();
+}
+
+static json_t *time_stat(mz_stat stat, int *failed) {
+    json_t *object = json_object();
+    put(object, "mean", real_or_null(stat.mean), failed);
+    put(object, "p50", real_or_null(stat.p50), failed);
+    put(object, "p95", real_or_null(stat.p95), failed);
+    return object;
+}
+
+static json_t *imbalance_stat(mz_stat stat, int *failed) {
+    json_t *object = json_object();
+    put(object, "mean", real_or_null(stat.mean), failed);
+    put(object, "p95", real_or_null(stat.p95), failed);
+    put(object, "max", real_or_null(stat.max), failed);
+    return object;
+}
+
+static json_t *memory_json(const mz_run *run, int *failed) {
+    json_t *object = json_object();
+    for (int i = 0; i < MZ_MEM_CATEGORIES; i++)
+        put(object, mz_memcat_name((mz_memcat)i), json_integer(run->memory_bytes[i]), failed);
+    return object;
+}
+
+static json_t *phases_json(const mz_run *run, int *failed) {
+    json_t *object = json_object();
+    for (int i = 0; i < run->phases; i++)
+        put(object, run->phase_name[i], real_or_null(run->phase_s[i]), failed);
+    return object;
+}
+
+static json_t *run_json(const mz_run *run, bool timing, int *failed) {
+    json_t *o = json_object();
+    put(o, "policy", mz_json_text(run->policy), failed);
+    put(o, "system", text_or_null(run->system), failed);
+    put(o, "lossy", json_boolean(run->lossy), failed);
+    put(o, "steps", json_integer(run->steps), failed);
+    put(o, "step_time_s", time_stat(run->step_time_s, failed), failed);
+    put(o, "moe_time_s", real_or_null(run->moe_time_s), failed);
+    put(o, "tokens_per_s", real_or_null(run->tokens_per_s), failed);
+    put(o, "peak_memory_bytes", json_integer(run->peak_memory_bytes), failed);
+    put(o, "memory_bytes", memory_json(run, failed), failed);
+    put(o, "capacity_bytes", json_integer(run->capacity_bytes), failed);
+    put(o, "fits", json_boolean(run->fits), failed);
+    put(o, "out_of_memory", text_or_null(run->oom), failed);
+    put(o, "peak_at", text_or_null(run->peak_at), failed);
+    put(o, "rank_imbalance", imbalance_stat(run->rank_imbalance, failed), failed);
+    put(o, "dispatch_bytes", json_integer(run->dispatch_bytes), failed);
+    put(o, "combine_bytes", json_integer(run->combine_bytes), failed);
+    put(o, "backward_dispatch_bytes", json_integer(run->backward_dispatch_bytes), failed);
+    put(o, "backward_combine_bytes", json_integer(run->backward_combine_bytes), failed);
+    put(o, "transfer_bytes", json_integer(run->transfer_bytes), failed);
+    put(o, "kept_pairs_fraction", real_or_null(run->kept_pairs_fraction), failed);
+    put(o, "kept_score_mass", real_or_null(run->kept_score_mass), failed);
+    put(o, "score_source", text_or_null(run->score_source), failed);
+    put(o, "dropped_pairs_fraction", real_or_null(run->dropped_pairs_fraction), failed);
+    put(o, "phases_s", phases_json(run, failed), failed);
+    put(o, "planner_s", real_or_null(run->planner_s), failed);
+    if (timing)
+        put(o, "planner_measured_s", real_or_null(run->planner_measured_s), failed);
+    return o;
+}
+
+json_t *mz_result_json(const mz_result *result) {
+    int failed = 0;
+    json_t *root = json_object(), *runs = json_array();
+    put(root, "schema", json_string("mizan-result/1"), &failed);
+    put(root, "trace", shared_or_null(result->trace), &failed);
+    put(root, "model", shared_or_null(result->model), &failed);
+    put(root, "cluster", shared_or_null(result->cluster), &failed);
+    put(root, "settings", shared_or_null(result->settings), &failed);
+    for (int i = 0; i < result->runs; i++)
+        if (json_array_append_new(runs, run_json(&result->run[i], result->timing, &failed)) != 0)
+            failed++;
+    put(root, "runs", runs, &failed);
+    if (failed) {
+        json_decref(root);
+        return NULL;
+    }
+    return root;
+}
+
+mz_code mz_result_print_json(const mz_result *result, FILE *out, mz_err *err) {
+    json_t *json = mz_result_json(result);
+    if (!json)
+        return mz_fail_nomem(err, "the result as JSON");
+    mz_code code = mz_json_write(json, out, err);
+    json_decref(json);
+    return code;
+}
+
+void mz_result_free(mz_result *result) {
+    json_decref(result->trace);
+    json_decref(result->model);
+    json_decref(result->cluster);
+    json_decref(result->settings);
+    free(result->run);
+    *result = (mz_result){0};
+}
+
+/* ---- table ------------------------------------------------------------------------------------
+ */
+
+enum { NAME_WIDTH = 30, NUMBER_WIDTH = 9, NUMBERS = 7 };
+
+/* Four significant digits in a column of fixed width. */
+static void print_number(double value, FILE *out) {
+    if (!isfinite(value))
+        fprintf(out, " %*s", NUMBER_WIDTH, "-");
+    else if (fabs(value) >= 1e3)
+        fprintf(out, " %*.0f", NUMBER_WIDTH, value);
+    else
+        fprintf(out, " %*.*f", NUMBER_WIDTH,
+                fabs(value) >= 100  ? 1
+                : fabs(value) >= 10 ? 2
+                                    : 3,
+                value);
+}
+
+static void print_run(const mz_run *run, FILE *out) {
+    const double gib = 1073741824.0;
+    const double numbers[NUMBERS] = {
+        run->step_time_s.mean * 1e3,      run->moe_time_s * 1e3,
+        run->tokens_per_s / 1e3,          (double)run->peak_memory_bytes / gib,
+        run->rank_imbalance.mean,         run->kept_pairs_fraction * 100,
+        run->dropped_pairs_fraction * 100};
+    int width = (int)strlen(run->policy);
+    fprintf(out, "%s", run->policy);
+    if (width > NAME_WIDTH)
+        fprintf(out, "\n%*s", NAME_WIDTH, "");
+    else
+        fprintf(out, "%*s", NAME_WIDTH - width, "");
+    for (int i = 0; i < NUMBERS; i++)
+        print_number(numbers[i], out);
+    fprintf(out, "%s\n", run->fits ? "" : " !");
+}
+
+static int print_group(const mz_result *result, bool lossy, FILE *out) {
+    int shown = 0;
+    for (int i = 0; i < result->runs; i++) {
+        if (result->run[i].lossy != lossy)
+            continue;
+        if (shown++ == 0)
+            fprintf(out, "%s\n",
+                    lossy
+                        ? "lossy (drops pairs or gradient; only time to a loss compares them with "
+                          "the others)"
+                        : "lossless");
+        print_run(&result->run[i], out);
+    }
+    return shown;
+}
+
+void mz_result_print_table(const mz_result *result, FILE *out) {
+    static const char *const head[2][NUMBERS] = {
+        {"step -", "in MoE -", "tokens +", "peak -", "imbal. -", "kept +", "dropped -"},
+        {"ms", "ms", "k/s", "GiB/GPU", "max/mean", "% pairs", "% pairs"}};
+    for (int line = 0; line < 2; line++) {
+        fprintf(out, "%-*s", NAME_WIDTH, line == 0 ? "policy" : "");
+        for (int i = 0; i < NUMBERS; i++)
+            fprintf(out, " %*s", NUMBER_WIDTH, head[line][i]);
+        fputc('\n', out);
+    }
+    print_group(result, false, out);
+    print_group(result, true, out);
+    fprintf(out, "- lower is better, + higher is better; means over %lld step%s\n",
+            (long long)(result->runs ? result->run[0].steps : 0),
+            result->runs && result->run[0].steps == 1 ? "" : "s");
+    for (int i = 0; i < result->runs; i++) {
+        const mz_run *run = &result->run[i];
+        if (!run->fits)
+            fprintf(out, "! %s does not fit: %s\n", run->policy, run->oom);
+        if (run->system[0])
+            fprintf(out, "%s: %s\n", run->policy, run->system);
+        if (result->timing)
+            fprintf(out, "%s: planner charged %.3g ms per step, took %.3g ms here\n", run->policy,
+                    run->planner_s * 1e3, run->planner_measured_s * 1e3);
+    }
+}
+
+/* ---- HDF5 -------------------------------------------------------------------------------------
+ */
+
+/* Everything below returns false on the first call of the HDF5 library that fails. */
+
+static bool write_attribute(hid_t object, const char *name, hid_t type, const void *value) {
+    hid_t space = H5Screate(H5S_SCALAR);
+    hid_t attribute = H5Acreate2(object, name, type, space, H5P_DEFAULT, H5P_DEFAULT);
+    bool good = attribute >= 0 && H5Awrite(attribute, type, value) >= 0;
+    if (attribute >= 0)
+        good = H5Aclose(attribute) >= 0 && good;
+    if (space >= 0)
+        H5Sclose(space);
+    return good;
+}
+
+static hid_t text_type(const char *text) {
+    hid_t type = H5Tcopy(H5T_C_S1);
+    if (type >= 0 &&
+        (H5Tset_size(type, strlen(text) + 1) < 0 || H5Tset_cset(type, H5T_CSET_UTF8) < 0)) {
+        H5Tclose(type);
+        return -1;
+    }
+    return type;
+}
+
+static bool write_text_attribute(hid_t object, const char *name, const char *text) {
+    hid_t type = text_type(text);
+    bool good = type >= 0 && write_attribute(object, name, type, text);
+    if (type >= 0)
+        H5Tclose(type);
+    return good;
+}
+
+/* A dataset without object times: the same results are the same bytes. */
+static bool write_dataset(hid_t group, const char *name, hid_t file_type, hid_t memory_type,
+                          int64_t count, const void *data, const char *unit,
+                          const char *long_name) {
+    hsize_t size = (hsize_t)count;
+    hid_t space = count < 0 ? H5Screate(H5S_SCALAR) : H5Screate_simple(1, &size, NULL);
+    hid_t properties = H5Pcreate(H5P_DATASET_CREATE);
+    hid_t dataset = -1;
+    if (space >= 0 && properties >= 0 && H5Pset_obj_track_times(properties, false) >= 0)
+        dataset = H5Dcreate2(group, name, file_type, space, H5P_DEFAULT, properties, H5P_DEFAULT);
+    bool good =
+        dataset >= 0 &&
+        (count == 0 || H5Dwrite(dataset, memory_type, H5S_ALL, H5S_ALL, H5P_DEFAULT, data) >= 0) &&
+        write_text_attribute(dataset, "units", unit) &&
+        write_text_attribute(dataset, "long_name", long_name);
+    if (dataset >= 0)
+        good = H5Dclose(dataset) >= 0 && good;
+    if (properties >= 0)
+        H5Pclose(properties);
+    if (space >= 0)
+        H5Sclose(space);
+    return good;
+}
+
+static hid_t create_group(hid_t parent, const char *name) {
+    hid_t properties = H5Pcreate(H5P_GROUP_CREATE);
+    hid_t group = -1;
+    if (properties >= 0 && H5Pset_obj_track_times(properties, false) >= 0)
+        group = H5Gcreate2(parent, name, H5P_DEFAULT, properties, H5P_DEFAULT);
+    if (properties >= 0)
+        H5Pclose(properties);
+    return group;
+}
+
+static bool write_run(hid_t group, const mz_run *run) {
+    int64_t steps = run->step_s ? run->steps : 0;
+    int64_t busy = run->rank_busy_s ? run->ranks : 0;
+    int64_t peaks = run->rank_peak_bytes ? run->ranks : 0;
+    return write_text_attribute(group, "policy", run->policy) &&
+           write_dataset(group, "step_time_s", H5T_IEEE_F64LE, H5T_NATIVE_DOUBLE, steps,
+                         run->step_s, "s", "time of each step") &&
+           write_dataset(group, "rank_busy_s", H5T_IEEE_F64LE, H5T_NATIVE_DOUBLE, busy,
+                         run->rank_busy_s, "s", "mean compute busy time of each rank per step") &&
+           write_dataset(group, "rank_peak_bytes", H5T_STD_I64LE, H5T_NATIVE_INT64, peaks,
+                         run->rank_peak_bytes, "bytes", "peak memory of each rank");
+}
+
+static bool write_runs(hid_t file, const mz_result *result) {
+    hid_t runs = create_group(file, "runs");
+    bool good = runs >= 0;
+    for (int i = 0; i < result->runs && good; i++) {
+        char name[16];
+        snprintf(name, sizeof name, "%04d", i);
+        hid_t group = create_group(runs, name);
+        good = group >= 0 && write_run(group, &result->run[i]);
+        if (group >= 0)
+            good = H5Gclose(group) >= 0 && good;
+    }
+    if (runs >= 0)
+        good = H5Gclose(runs) >= 0 && good;
+    return good;
+}
+
+static bool write_root(hid_t file, const char *producer, const char *json) {
+    int32_t version = 1;
+    hid_t type = text_type(json);
+    bool good = type >= 0 && write_text_attribute(file, "format", "mizan-result") &&
+                write_attribute(file, "format_version", H5T_NATIVE_INT32, &version) &&
+                write_text_attribute(file, "producer", producer) &&
+                write_dataset(file, "json", type, type, -1, json, "none",
+                              "the whole result as JSON (mizan-result/1)");
+    if (type >= 0)
+        H5Tclose(type);
+    return good;
+}
+
+static bool write_file(const char *path, const mz_result *result, const char *producer,
+                       const char *json) {
+    hid_t properties = H5Pcreate(H5P_FILE_CREATE);
+    hid_t file = -1;
+    if (properties >= 0 && H5Pset_obj_track_times(properties, false) >= 0)
+        file = H5Fcreate(path, H5F_ACC_TRUNC, properties, H5P_DEFAULT);
+    bool good = file >= 0 && write_root(file, producer, json) && write_runs(file, result);
+    if (file >= 0)
+        good = H5Fclose(file) >= 0 && good;
+    if (properties >= 0)
+        H5Pclose(properties);
+    return good;
+}
+
+static mz_code json_text(const mz_result *result, char **text, mz_err *err) {
+    size_t size = 0;
+    *text = NULL;
+    FILE *memory = open_memstream(text, &size);
+    if (!memory)
+        return mz_fail_nomem(err, "the result as JSON");
+    mz_code code = mz_result_print_json(result, memory, err);
+    if (fclose(memory) != 0 && !code)
+        code = mz_fail_nomem(err, "the result as JSON");
+    return code;
+}
+
+mz_code mz_result_write(const mz_result *result, const char *path, const char *producer,
+                        mz_err *err) {
+    char *json;
+    mz_output output;
+    mz_code code = json_text(result, &json, err);
+    if (!code)
+        code = mz_output_begin(&output, path, err);
+    if (!code) {
+        /* The library would print its error stack; the one line below says what a user can use. */
+        H5E_auto2_t printer;
+        void *printer_data;
+        H5Eget_auto2(H5E_DEFAULT, &printer, &printer_data);
+        H5Eset_auto2(H5E_DEFAULT, NULL, NULL);
+        if (write_file(output.partial, result, producer, json))
+            code = mz_output_commit(&output, err);
+        else
+            code = mz_fail(err, MZ_EINTERNAL,
+                           "%s: the result file could not be written; is the disk full?", path);
+        H5Eset_auto2(H5E_DEFAULT, printer, printer_data);
+        mz_output_abandon(&output);
+    }
+    free(json);
+    return code;
+}
