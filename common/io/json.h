@@ -48,8 +48,8 @@ mz_code mz_json_no_more(mz_json *view, mz_err *err);
 json_t *mz_json_text(const char *text);
 
 /* Writes with 2-space indent, lists of plain values on one line, keys in insertion order,
- * reals with 17 significant digits cut to the
- * shortest that reads back equal, non-finite numbers refused (MZ_EINTERNAL). Ends with a newline. */
+ * reals with 15 to 17 significant digits, the fewest that read back equal, non-finite numbers refused
+ * (MZ_EINTERNAL). Ends with a newline. */
 mz_code mz_json_write(const json_t *value, FILE *out, mz_err *err);
 
 #endif
