@@ -22,10 +22,11 @@ typedef struct mz_event {
 
 mz_code mz_evq_create(int64_t capacity, mz_evq **queue, mz_err *err);
 void mz_evq_free(mz_evq **queue);
-bool mz_evq_push(mz_evq *queue, mz_event event); /* false: full */
+bool mz_evq_push(mz_evq *queue, mz_event event); /* false: full, or not such a time */
 bool mz_evq_pop(mz_evq *queue, mz_event *event); /* false: empty */
+double mz_evq_next(mz_evq *queue);               /* time of the next event: infinity when empty */
 int64_t mz_evq_pending(const mz_evq *queue);
-uint64_t mz_evq_popped(const mz_evq *queue);     /* events handled so far */
-void mz_evq_clear(mz_evq *queue);                /* empty, time 0 again */
+uint64_t mz_evq_popped(const mz_evq *queue); /* events handled so far */
+void mz_evq_clear(mz_evq *queue);            /* empty, time 0 again */
 
 #endif

@@ -2,20 +2,22 @@
  *
  * Model of one rank: a host thread that issues tasks in program order, and device queues (compute
  * stream, communication streams, copy engine) that run them first-in first-out.
- *  - A task starts when (a) the host has issued it, (b) it is at the head of its queue, (c) every
- *    task it was told to wait for has finished. A kernel's launch costs the host `launch_s`
- *    (0: part of a CUDA graph or of the launch before).
- *  - mz_graph_sync(host, task): the host issues nothing more until `task` has finished (a count copy
- *    to the host, a stream synchronisation), then pays `seconds` itself (e.g. planning on the CPU).
- *  - An exchange (collective) is one task per member, on that member's communication queue; see
- *    network.h for when it starts and ends.
- * Durations are given as work at nominal speed; `mz_graph_run` re-solves rates of tasks on one device
- * only where a device declares shared capacity (places for SM and bandwidth contention: the executor
- * reads rates through one function, so those effects need no new event types).
  *
- * All tasks are added before the run; the run allocates nothing. Order of ties is fixed by
- * (time, sequence): same graph, same bytes. Cost: about one event per task; memory about 64 bytes a
- * task and 8 a dependency. Threads: a graph belongs to one thread. */
+ * - A task starts when (a) the host has issued it, (b) it is at the head of its queue, (c) every
+ *   task it was told to wait for has finished. A task's launch costs the host `launch_s` (0: part
+ * of a CUDA graph or of the launch before); it is issued when its launch is over.
+ * - mz_graph_sync(host, task): the host issues nothing more until `task` has finished (a count copy
+ *   to the host, a stream synchronisation), then pays `seconds` itself (planning on the CPU).
+ * - An exchange (collective) is one task per member, on that member's communication queue, which it
+ *   occupies from its start (the member enters) to its finish; see network.h for when that is.
+ *
+ * Durations are work at nominal speed; the executor reads a kernel's rate in one function. Kernels
+ * that have a queue to themselves need no event; what is shared (today the network, and devices
+ * once their kernels slow each other down) is entered through the event queue in order of time.
+ *
+ * All tasks are added before the run; the loop of a run allocates nothing. Ties go by
+ * (time, sequence): same graph, same bytes. Cost: tests/bench/bench_graph; memory about 60 bytes a
+ * task, 8 a dependency, 40 a member of an exchange. Threads: a graph belongs to one thread. */
 #ifndef MIZAN_SIM_ENGINE_GRAPH_H
 #define MIZAN_SIM_ENGINE_GRAPH_H
 
@@ -46,19 +48,22 @@ mz_code mz_graph_task(mz_graph *graph, mz_queue queue, double seconds, double la
                       uint32_t tag, mz_task *task, mz_err *err);
 /* `task` waits for `dep` (already created; any queue of any host). */
 mz_code mz_graph_wait(mz_graph *graph, mz_task task, mz_task dep, mz_err *err);
-/* Host waits for `after` (may be -1), then works for `seconds`; both occupy the host in program order. */
+/* Host waits for `after` (may be -1), then works for `seconds`; both occupy the host in program
+ * order. A sync is a task of its own (it takes the next index, its start is when the host's own
+ * work begins), which other tasks may wait for: it is task mz_graph_tasks() - 1 after the call. */
 mz_code mz_graph_sync(mz_graph *graph, int32_t host, mz_task after, double seconds, uint32_t tag,
                       mz_err *err);
-/* Adds one exchange (contents copied into the graph); then each member joins it once with a task. */
+/* Adds one exchange (contents copied into the graph; for the port network the aggregates if given,
+ * else sums of the messages); then each member joins it once with a task. */
 mz_code mz_graph_exchange(mz_graph *graph, const mz_exchange *exchange, int32_t *id, mz_err *err);
 mz_code mz_graph_join(mz_graph *graph, mz_queue queue, int32_t exchange, int32_t member,
                       double launch_s, uint32_t tag, mz_task *task, mz_err *err);
 
 typedef struct mz_graph_result {
-    double end_s;          /* when the last task finished */
-    uint64_t events;
-    const double *start_s; /* [tasks] for an exchange: when this member entered (it may then wait) */
-    const double *finish_s;
+    double end_s;           /* when the last task finished */
+    uint64_t events;        /* tasks finished, network events and flows ended */
+    const double *start_s;  /* [tasks] of an exchange: when the member entered (it may then wait) */
+    const double *finish_s; /* [tasks] */
 } mz_graph_result;
 
 /* MZ_EINTERNAL with the first stuck task when the graph cannot finish (a cycle, a member that never

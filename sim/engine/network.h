@@ -1,19 +1,27 @@
 /* Networks: how long an exchange of messages between ranks takes.
  *
- * An exchange is one collective call: `members` ranks enter it, each when it is ready; the messages
- * of a member may start once both ends have entered; a member leaves when everything it sends and
- * receives has arrived. All-reduce, all-gather and reduce-scatter are exchanges of ring messages
- * built by sim/step (bytes per neighbour, number of rounds).
+ * An exchange is one collective call: `members` ranks enter it, each when it is ready, and leave
+ * when everything they send and receive has arrived. All-reduce, all-gather and reduce-scatter are
+ * exchanges of ring messages built by sim/step (bytes per neighbour, number of rounds).
  *
  * Two models behind one interface:
- *  flow  every message is a flow over its route; concurrent flows (of all exchanges in progress)
- *        share links max-min fairly, exact by progressive filling; only the part of the system that
- *        a start or an end touches is solved again. The stretch `accuracy` bounds the relative error
- *        of any finish time when close events are merged (0: exact).
- *  port  no flows: an exchange ends after max over the ports it uses of bytes / bandwidth, counted
- *        per rank and per node (scale-up in/out, scale-out in/out, node uplinks, spine), plus latency
- *        times rounds. Per member: its own ports and its node's. Exact when one port is the
- *        bottleneck and everything else is idle; tests state the difference on random matrices. */
+ *
+ * flow: every message is a flow over its route; concurrent flows (of all exchanges in progress)
+ * share links max-min fairly, exact by progressive filling; only the part of the system that a
+ * start or an end touches is solved again. With rounds <= 1 a message starts once both its ends
+ * have entered; with more, every member's data depend on all others', and messages start once all
+ * have entered. Its first byte moves after the latencies of its links, once a round; a member
+ * without messages leaves when it enters. `accuracy` bounds the relative error of the finish of any
+ * flow (counted from its start) when close events are merged (0: exact).
+ *
+ * port: no flows, only bytes per port: scale-up out and in and scale-out out and in of every
+ * device, uplink out and in of every domain, the spine. All members start when the last has
+ * entered. A member leaves when its own ports, its domain's uplink and the spine have moved the
+ * exchange's bytes at full bandwidth, plus latency times rounds. Ports are first-in first-out: an
+ * exchange's bytes on a port begin when those of exchanges that were ready earlier are through, so
+ * two exchanges in progress never get more than the port has. On a graph of equal starts this is a
+ * lower bound of flow, exact when one port is the bottleneck; tests/engine states the difference on
+ * random matrices. */
 #ifndef MIZAN_SIM_ENGINE_NETWORK_H
 #define MIZAN_SIM_ENGINE_NETWORK_H
 
@@ -31,19 +39,20 @@ typedef struct mz_topology {
     int32_t links;
     const double *link_bytes_per_s, *link_latency_s; /* [links] */
     const void *self;
-    /* Links from src to dst in order, at most MZ_ROUTE_MAX; returns how many (0: same device, free).
-     * Pure function: called often, must be cheap. */
+    /* Links from src to dst in order, at most MZ_ROUTE_MAX; returns how many (0: same device,
+     * free). Pure function: called often, must be cheap. */
     int (*route)(const void *self, int32_t src, int32_t dst, int32_t *links);
     /* port model: two classes of traffic, inside a domain (scale-up) and between domains */
-    const int32_t *domain;                  /* [ranks] scale-up domain of each rank */
+    const int32_t *domain; /* [ranks] scale-up domain of each rank */
     int32_t domains;
-    const int32_t *device;                  /* [ranks] device of each rank; same device: free */
-    const double *inside_bytes_per_s;       /* [ranks] each direction; 0: none */
-    const double *outside_bytes_per_s;      /* [ranks] each direction: the rank's NIC */
-    const double *uplink_bytes_per_s;       /* [domains] each direction: all NICs of the domain */
-    double spine_bytes_per_s;               /* whole bisection each direction, 0: not a limit */
+    const int32_t *device;             /* [ranks] below `ranks`; same device: free, ports shared */
+    const double *inside_bytes_per_s;  /* [ranks] each direction; 0: none */
+    const double *outside_bytes_per_s; /* [ranks] each direction: the rank's NIC */
+    const double *uplink_bytes_per_s;  /* [domains] each direction: all NICs of the domain; 0: not
+                                        * a limit */
+    double spine_bytes_per_s;          /* carries all bytes between domains; 0: not a limit */
     double inside_latency_s, outside_latency_s;
-    bool inside_half_duplex;                /* PCIe trees through one host bridge: in+out share */
+    bool inside_half_duplex; /* PCIe trees through one host bridge: in+out share */
 } mz_topology;
 
 typedef struct mz_message {
@@ -51,15 +60,15 @@ typedef struct mz_message {
     double bytes;
 } mz_message;
 
-/* Per-member aggregates, what `port` needs; `flow` needs the messages. A builder gives both where it
- * can; with messages == NULL only `port` can run it. */
+/* Per-member aggregates, what `port` needs; `flow` needs the messages. A builder gives both where
+ * it can; with messages == NULL only `port` can run it. */
 typedef struct mz_exchange {
     int32_t members;
-    const int32_t *rank;             /* [members] ascending */
+    const int32_t *rank; /* [members] ascending */
     int64_t messages;
-    const mz_message *message;       /* sorted by (src, dst), or NULL */
+    const mz_message *message; /* sorted by (src, dst), or NULL */
     const double *send_inside, *recv_inside, *send_outside, *recv_outside; /* [members] bytes */
-    double rounds;                   /* latency terms: all-to-all 1, ring n-1, ... */
+    double rounds; /* latency terms: all-to-all 1, ring n-1, ... */
 } mz_exchange;
 
 /* Time on an idle machine when all members enter at 0: finish[m] for every member (caller's array).

@@ -1,0 +1,27 @@
+/* The flow model in progress: messages as fluids over their routes, links shared max-min fairly.
+ *
+ * Time only moves forward: `now` of a call is never earlier than that of the calls before. Flows
+ * that begin or end at one time are solved together when the next time is asked for. */
+#ifndef MIZAN_SIM_ENGINE_FLOW_H
+#define MIZAN_SIM_ENGINE_FLOW_H
+
+#include "sim/engine/network.h"
+
+typedef struct mz_flow mz_flow;
+
+mz_code mz_flow_create(const mz_topology *topology, double accuracy, mz_flow **flow, mz_err *err);
+void mz_flow_free(mz_flow **flow);
+void mz_flow_clear(mz_flow *flow); /* idle network at time 0, memory kept */
+/* Room for `flows` flows at once; everything after allocates nothing. */
+mz_code mz_flow_reserve(mz_flow *flow, int64_t flows, mz_err *err);
+
+/* `bytes` > 0 over `links` (at least one, no link twice) from `now` on; `id` comes back at the end.
+ */
+void mz_flow_begin(mz_flow *flow, double now, const int32_t *links, int count, double bytes,
+                   int32_t id);
+/* When the next flow ends: infinity when there is none. */
+double mz_flow_next(mz_flow *flow);
+/* Moves to mz_flow_next and takes one flow that ends there: its id, -1: none. */
+int32_t mz_flow_end(mz_flow *flow);
+
+#endif
