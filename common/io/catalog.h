@@ -1,4 +1,5 @@
-/* Shipped data files (hardware profiles, model configurations): one JSON file per name in a folder. */
+/* Shipped data files (hardware profiles, model configurations): one JSON file per name in a folder.
+ */
 #ifndef MIZAN_IO_CATALOG_H
 #define MIZAN_IO_CATALOG_H
 

@@ -1,5 +1,6 @@
 /* Architectures, read from Hugging Face config.json files, and everything that follows from them:
- * tensors, parameters by tier, FLOPs, bytes, optimizer state. Shipped configs: sim/model/configs/. */
+ * tensors, parameters by tier, FLOPs, bytes, optimizer state. Shipped configs: sim/model/configs/.
+ */
 #ifndef MIZAN_SIM_MODEL_MODEL_H
 #define MIZAN_SIM_MODEL_MODEL_H
 
@@ -12,69 +13,86 @@
 
 typedef enum mz_tier { MZ_TIER_BACKBONE, MZ_TIER_EXPERT, MZ_TIER_ROUTER, MZ_TIER_SHARED } mz_tier;
 
-/* One tensor, as the checkpoint has it; `count` identical copies (experts of a layer) in one row. */
+/* One tensor, as the checkpoint has it; `count` identical copies (experts of a layer) in one row.
+ */
 typedef struct mz_tensor {
     char name[96];
-    int64_t rows, cols;  /* cols == 1: a vector */
+    int64_t rows, cols; /* cols == 1: a vector */
     int64_t count;
-    int32_t layer;       /* -1: not in a layer (embedding, head, final norm) */
+    int32_t layer; /* -1: not in a layer (embedding, head, final norm) */
     mz_tier tier;
-    int32_t bytes_per_value; /* 2 bf16, 4 fp32 */
+    int32_t bytes_per_value; /* 2 bf16, 4 fp32: what training holds, not a quantised checkpoint */
+    bool trainable; /* false: set by a rule, no gradient (DeepSeek's score correction bias) */
 } mz_tensor;
 
 typedef struct mz_model {
     char name[128];
     char model_type[64];
     int32_t layers, moe_layers;
-    const bool *is_moe;          /* [layers] */
+    const bool *is_moe;     /* [layers] */
+    const bool *is_sliding; /* [layers] attention limited to sliding_window */
     int32_t experts, top_k, shared_experts;
-    int64_t hidden, expert_intermediate, dense_intermediate, shared_intermediate, vocab;
+    int32_t expert_group; /* experts in one routed unit: 1, or C where traces know groups only;
+                             a unit's weights are C experts', a pair's FLOPs one expert's */
+    int64_t hidden, expert_intermediate, dense_intermediate, vocab;
+    int64_t shared_intermediate; /* of all shared experts together */
     int32_t heads, kv_heads;
-    int64_t head_dim, v_head_dim;
-    int64_t q_lora, kv_lora, rope_dim, nope_dim; /* MLA; 0 otherwise */
-    int64_t sliding_window;      /* 0: full attention in every layer */
+    int64_t head_dim, v_head_dim; /* of queries and keys (MLA: nope + rope), of values */
+    int64_t q_lora, kv_lora, rope_dim,
+        nope_dim;           /* MLA; 0 otherwise; q_lora 0: queries in one step */
+    int64_t sliding_window; /* 0: full attention in every layer */
     bool tied_embeddings, attention_bias, expert_bias, qk_norm;
     bool sigmoid_router, router_bias;
-    bool weights_normalized;     /* gate weights sum to 1 over the chosen experts */
-    bool gated;                  /* SwiGLU: three matrices per expert; else two */
-    const mz_tensor *tensor;
+    bool weights_normalized; /* gate weights sum to 1 over the chosen experts */
+    bool gated;              /* SwiGLU: three matrices per expert; else two */
+    const mz_tensor *tensor; /* [tensors] embedding, layers in order, final norm, head */
     int64_t tensors;
-    json_t *resolved;
+    json_t *resolved; /* every value used, for the result file */
     mz_arena arena;
 } mz_model;
 
-/* name: a shipped config or a path to a config.json. Unsupported model_type: MZ_EINPUT that lists
- * the supported ones. */
+/* name: a shipped config, or a path to a config.json or to the folder it is in. Keys that we do not
+ * read are ignored, as configs carry many; a missing or impossible one, or a model_type that is not
+ * supported: MZ_EINPUT. Multi-token-prediction layers are left out. */
 mz_code mz_model_load(const char *name, const char *data_dir, mz_model **model, mz_err *err);
 void mz_model_free(mz_model **model);
-mz_code mz_model_list(const char *data_dir, mz_arena *arena, char ***names, int *count, mz_err *err);
+/* Names of the shipped configs, sorted; arena-owned strings. */
+mz_code mz_model_list(const char *data_dir, mz_arena *arena, char ***names, int *count,
+                      mz_err *err);
 
 int64_t mz_model_parameters(const mz_model *model, mz_tier tier); /* total of a tier */
-int64_t mz_model_expert_parameters(const mz_model *model);        /* of one expert of one layer */
+int64_t mz_model_expert_parameters(const mz_model *model);        /* of one expert of one layer, of
+                                                                     all expert_group where grouped */
 int64_t mz_model_layer_parameters(const mz_model *model, int32_t layer, mz_tier tier);
 
-/* FLOPs of one layer's forward, without routed experts, for `tokens` tokens in sequences of `seq`
- * (causal attention: half of the square). Backward is twice that. */
-double mz_model_attention_flops(const mz_model *model, double tokens, double seq); /* scores part */
-double mz_model_projection_flops(const mz_model *model, double tokens);            /* q,k,v,o */
-double mz_model_dense_flops(const mz_model *model, int32_t layer, double tokens);  /* dense or shared FFN */
+/* FLOPs of one layer's forward for `tokens` tokens in sequences of `seq` tokens; a multiplication
+ * and an addition are two. Backward is twice that. Biases, norms and softmax are not counted.
+ * Scores: causal attention computes half of the square, seq / 2 keys per query; with a window w
+ * smaller than seq, w - w*w / (2 seq). */
+double mz_model_attention_flops(const mz_model *model, int32_t layer, double tokens, double seq);
+double mz_model_projection_flops(const mz_model *model, double tokens);           /* q,k,v,o */
+double mz_model_dense_flops(const mz_model *model, int32_t layer, double tokens); /* dense FFN, or
+                                                               the shared experts of an MoE layer */
 double mz_model_router_flops(const mz_model *model, double tokens);
 double mz_model_head_flops(const mz_model *model, double tokens);
-double mz_model_expert_flops(const mz_model *model, double pairs);                 /* forward, 6HI a pair */
+double mz_model_expert_flops(const mz_model *model, double pairs); /* 6HI a pair, 4HI not gated */
 
-/* Optimizers: bytes of state and of traffic per parameter tensor. The optimizer issue adds more
- * entries to the table in optimizer.c. */
+/* Optimizers: bytes of state and of traffic per parameter tensor; table and sources in optimizer.c.
+ */
 typedef struct mz_optimizer {
-    const char *name;            /* "adamw", "skewadam", ... */
+    const char *name; /* "adamw", "skewadam", ... */
     const char *summary;
-    /* State bytes of one tensor copy (fp32 master weights included where the optimizer keeps them). */
+    /* State bytes of one tensor copy (fp32 master weights included where the optimizer keeps them).
+     */
     int64_t (*state_bytes)(const mz_tensor *tensor);
-    /* Bytes moved through device memory by one update of one tensor copy, fused. */
+    /* Bytes moved through device memory by one fused update of one tensor copy: gradient, weights
+     * and state, each read and written once. */
     double (*update_bytes)(const mz_tensor *tensor);
-    int32_t temporaries;         /* fp32 copies of the tensor alive in an unfused update */
+    int32_t temporaries; /* fp32 copies of one tensor alive at the peak of an unfused update */
 } mz_optimizer;
 
-const mz_optimizer *const *mz_optimizers(int *count);
+const mz_optimizer *const *mz_optimizers(int *count); /* the table, [count] */
+/* Unknown name: MZ_EINPUT that lists the known ones. */
 mz_code mz_optimizer_find(const char *name, const mz_optimizer **optimizer, mz_err *err);
 
 #endif

@@ -1,0 +1,315 @@
+/* Shipped configs against the published parameter totals; tensors, FLOPs and errors. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "sim/model/model.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static mz_model *load(const char *name) {
+    mz_model *model;
+    mz_err err;
+    if (mz_model_load(name, MZ_SOURCE_DIR, &model, &err))
+        fail_msg("%s: %s", name, err.msg);
+    return model;
+}
+
+static int64_t total(const mz_model *model) {
+    int64_t sum = 0;
+    for (int tier = MZ_TIER_BACKBONE; tier <= MZ_TIER_SHARED; tier++)
+        sum += mz_model_parameters(model, (mz_tier)tier);
+    return sum;
+}
+
+/* Totals: `safetensors.total` of the model's page on Hugging Face, which is the sum over the
+ * checkpoint's index, unless said otherwise. Each was also added up by hand from the architecture.
+ * mtp: what the checkpoint holds beyond the main model, a multi-token-prediction layer. */
+static void published_totals(void **state) {
+    static const struct {
+        const char *name;
+        int64_t total;
+        int64_t mtp;
+    } known[] = {
+        {"qwen3-30b-a3b", 30532122624, 0},
+        {"qwen3-235b-a22b", 235093634560, 0},
+        {"mixtral-8x7b", 46702792704, 0},
+        {"mixtral-8x22b", 140620634112, 0}, /* index total_size 281,241,268,224 B in bf16 */
+        /* One MoE layer, its two norms apart enorm, hnorm, shared_head.norm, eh_proj 2H x H, and
+         * copies of embedding and head:
+         * 4096*12288*2 + 2*4096*1024 + 12288 + 2*1024 + 2*4096 + 128*4096 + 128 + 129*3*4096*1408
+         *   + 2*4096*4096 + 3*4096 + 2*151552*4096 = 3,616,573,568 */
+        {"glm-4.5-air", 110468824832, 3616573568},
+        {"glm-4.5", 358337791296, 5539962272},
+        {"deepseek-v2", 235741434880, 0},
+        {"deepseek-v2-lite", 15706484224, 0},
+        /* Main model, README_WEIGHTS.md of deepseek-ai/DeepSeek-V3: 671B without the MTP module. */
+        {"deepseek-v3", 671026419200, 0},
+        {"olmoe-1b-7b", 6919161856, 0},
+        {"gpt-oss-20b", 20914757184, 0},
+        {"gpt-oss-120b", 116829156672, 0},
+        {"granite-3.0-3b-a800m", 3298793472, 0},
+        {"qwen1.5-moe-a2.7b", 14315784192, 0},
+        {"qwen2-57b-a14b", 57408658944, 0},
+    };
+    for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) {
+        mz_model *model = load(known[i].name);
+        if (total(model) + known[i].mtp != known[i].total)
+            fail_msg("%s: %lld parameters, published %lld", known[i].name, (long long)total(model),
+                     (long long)(known[i].total - known[i].mtp));
+        mz_model_free(&model);
+    }
+}
+
+/* The instruct variant differs by 768 more words: index total_size 281,260,142,592 B. */
+static void mixtral_instruct_vocabulary(void **state) {
+    char path[] = "/tmp/mizan-model-XXXXXX.json";
+    int fd = mkstemps(path, 5);
+    assert_true(fd >= 0);
+    FILE *file = fdopen(fd, "w");
+    fputs("{\"model_type\":\"mixtral\",\"hidden_size\":6144,\"num_hidden_layers\":56,"
+          "\"num_attention_heads\":48,\"num_key_value_heads\":8,\"intermediate_size\":16384,"
+          "\"num_local_experts\":8,\"num_experts_per_tok\":2,\"vocab_size\":32768,"
+          "\"rope_theta\":1e6}",
+          file);
+    fclose(file);
+    mz_model *model = load(path);
+    unlink(path);
+    assert_int_equal(total(model), 140630071296);
+    mz_model_free(&model);
+}
+
+static const mz_tensor *find(const mz_model *model, const char *name) {
+    for (int64_t i = 0; i < model->tensors; i++)
+        if (strcmp(model->tensor[i].name, name) == 0)
+            return &model->tensor[i];
+    fail_msg("%s has no tensor %s", model->name, name);
+    return NULL;
+}
+
+static void check_tensor(const mz_model *model, const char *name, int64_t rows, int64_t cols,
+                         int64_t count, mz_tier tier) {
+    const mz_tensor *tensor = find(model, name);
+    assert_int_equal(tensor->rows, rows);
+    assert_int_equal(tensor->cols, cols);
+    assert_int_equal(tensor->count, count);
+    assert_int_equal(tensor->tier, tier);
+}
+
+/* Shapes as the checkpoints' headers list them. */
+static void tensors_of_checkpoints(void **state) {
+    mz_model *model = load("deepseek-v3");
+    check_tensor(model, "model.layers.0.mlp.gate_proj.weight", 18432, 7168, 1, MZ_TIER_BACKBONE);
+    check_tensor(model, "model.layers.60.mlp.experts.*.down_proj.weight", 7168, 2048, 256,
+                 MZ_TIER_EXPERT);
+    check_tensor(model, "model.layers.3.mlp.shared_experts.up_proj.weight", 2048, 7168, 1,
+                 MZ_TIER_SHARED);
+    check_tensor(model, "model.layers.3.self_attn.kv_a_proj_with_mqa.weight", 576, 7168, 1,
+                 MZ_TIER_BACKBONE);
+    check_tensor(model, "model.layers.3.mlp.gate.weight", 256, 7168, 1, MZ_TIER_ROUTER);
+    const mz_tensor *bias = find(model, "model.layers.3.mlp.gate.e_score_correction_bias");
+    assert_false(bias->trainable);
+    assert_int_equal(bias->bytes_per_value, 4);
+    assert_int_equal(model->moe_layers, 58);
+    assert_int_equal(model->head_dim, 192);
+    mz_model_free(&model);
+
+    model = load("gpt-oss-20b");
+    check_tensor(model, "model.layers.5.mlp.experts.gate_up_proj", 2880, 5760, 32, MZ_TIER_EXPERT);
+    check_tensor(model, "model.layers.5.mlp.experts.down_proj_bias", 2880, 1, 32, MZ_TIER_EXPERT);
+    check_tensor(model, "model.layers.5.self_attn.sinks", 64, 1, 1, MZ_TIER_BACKBONE);
+    check_tensor(model, "model.layers.5.self_attn.o_proj.bias", 2880, 1, 1, MZ_TIER_BACKBONE);
+    assert_true(model->is_sliding[0]);
+    assert_false(model->is_sliding[23]);
+    mz_model_free(&model);
+
+    model = load("qwen2-57b-a14b");
+    check_tensor(model, "model.layers.27.mlp.shared_expert_gate.weight", 1, 3584, 1,
+                 MZ_TIER_SHARED);
+    mz_model_free(&model);
+    model = load("granite-3.0-3b-a800m");
+    check_tensor(model, "model.layers.0.block_sparse_moe.input_linear.weight", 1024, 1536, 40,
+                 MZ_TIER_EXPERT);
+    mz_model_free(&model);
+    model = load("glm-4.5");
+    check_tensor(model, "model.layers.0.self_attn.q_norm.weight", 128, 1, 1, MZ_TIER_BACKBONE);
+    assert_int_equal(model->moe_layers, 89);
+    mz_model_free(&model);
+}
+
+/* Bytes of one expert in bf16, as the balancing papers tabulate them. */
+static void expert_bytes(void **state) {
+    static const struct {
+        const char *name;
+        int64_t bytes;
+    } known[] = {
+        {"qwen3-30b-a3b", 9437184}, {"glm-4.5-air", 34603008}, {"mixtral-8x7b", 352321536},
+        {"deepseek-v3", 88080384},  {"olmoe-1b-7b", 12582912}, {"qwen3-235b-a22b", 37748736},
+        {"deepseek-v2", 47185920},
+    };
+    for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) {
+        mz_model *model = load(known[i].name);
+        assert_int_equal(2 * mz_model_expert_parameters(model), known[i].bytes);
+        mz_model_free(&model);
+    }
+    mz_model *model = load("gpt-oss-20b"); /* 49,766,400 B of matrices, 3 x 2880 biases beside */
+    assert_int_equal(2 * mz_model_expert_parameters(model), 49766400 + 2 * 3 * 2880);
+    mz_model_free(&model);
+}
+
+static void near(double value, double expected) {
+    if (fabs(value - expected) > 1e-12 * fabs(expected))
+        fail_msg("%.17g is not %.17g", value, expected);
+}
+
+static void flops_by_hand(void **state) {
+    mz_model *model = load("mixtral-8x7b");
+    near(mz_model_expert_flops(model, 3), 3 * 6.0 * 4096 * 14336);
+    near(mz_model_router_flops(model, 10), 10 * 2.0 * 4096 * 8);
+    near(mz_model_head_flops(model, 10), 10 * 2.0 * 4096 * 32000);
+    near(mz_model_projection_flops(model, 1), 2.0 * (2 * 4096 * 4096 + 2 * 4096 * 1024));
+    near(mz_model_dense_flops(model, 0, 10), 0);
+    /* Two sequences of 2048: half of 2048 keys per query, 32 heads of 128, QK and PV. */
+    near(mz_model_attention_flops(model, 0, 4096, 2048), 4096.0 * 1024 * 32 * 4 * 128);
+    mz_model_free(&model);
+
+    model = load("deepseek-v3");
+    near(mz_model_dense_flops(model, 0, 1), 6.0 * 7168 * 18432);
+    near(mz_model_dense_flops(model, 3, 1), 6.0 * 7168 * 2048);
+    near(mz_model_attention_flops(model, 3, 1, 4096), 2048.0 * 128 * 2 * (192 + 128));
+    double weights = 7168.0 * 1536 + 1536.0 * 24576 + 7168.0 * 576 + 512.0 * 32768 + 16384.0 * 7168;
+    near(mz_model_projection_flops(model, 1), 2 * weights);
+    mz_model_free(&model);
+
+    model = load("gpt-oss-20b"); /* even layers see 128 keys, less at the start of a sequence */
+    near(mz_model_attention_flops(model, 0, 4096, 4096), 4096 * (128 - 2.0) * 64 * 4 * 64);
+    near(mz_model_attention_flops(model, 1, 4096, 4096), 4096 * 2048.0 * 64 * 4 * 64);
+    near(mz_model_attention_flops(model, 0, 64, 64), 64 * 32.0 * 64 * 4 * 64);
+    mz_model_free(&model);
+}
+
+/* A group of experts as one routed unit: weights of all, FLOPs of one. */
+static void expert_groups(void **state) {
+    mz_model *model = load("laer-groups");
+    assert_int_equal(model->experts, 4);
+    assert_int_equal(mz_model_expert_parameters(model), 4 * 3 * 4096LL * 7168);
+    near(mz_model_expert_flops(model, 1), 6.0 * 4096 * 7168);
+    /* 16 experts of half the size are the parameters of Mixtral's 8, layer by layer. */
+    assert_int_equal(mz_model_layer_parameters(model, 5, MZ_TIER_EXPERT), 8 * 3 * 4096LL * 14336);
+    assert_int_equal(mz_model_layer_parameters(model, 5, MZ_TIER_ROUTER), 16 * 4096);
+    mz_model_free(&model);
+    model = load("smartmoe-32e2k");
+    assert_int_equal(mz_model_expert_parameters(model), 2 * 1024LL * 4096);
+    near(mz_model_expert_flops(model, 1), 4.0 * 1024 * 4096);
+    mz_model_free(&model);
+}
+
+static void every_shipped_config_loads(void **state) {
+    mz_arena arena = {0};
+    char **names;
+    int count;
+    mz_err err;
+    assert_int_equal(mz_model_list(MZ_SOURCE_DIR, &arena, &names, &count, &err), MZ_OK);
+    assert_int_equal(count, 18);
+    for (int i = 0; i < count; i++) {
+        mz_model *model = load(names[i]);
+        assert_string_equal(model->name, names[i]);
+        assert_true(i == 0 || strcmp(names[i - 1], names[i]) < 0);
+        int64_t layers = 0;
+        for (int32_t l = 0; l < model->layers; l++)
+            for (int tier = 0; tier <= MZ_TIER_SHARED; tier++)
+                layers += mz_model_layer_parameters(model, l, (mz_tier)tier);
+        int64_t outside = model->hidden * (1 + model->vocab * (model->tied_embeddings ? 1 : 2));
+        assert_int_equal(layers + outside, total(model));
+        mz_model_free(&model);
+    }
+    mz_arena_free(&arena);
+}
+
+/* Loads `text` as a config and expects MZ_EINPUT whose message holds both words. */
+static void refused(const char *text, const char *word, const char *other) {
+    char path[] = "/tmp/mizan-model-XXXXXX.json";
+    int fd = mkstemps(path, 5);
+    assert_true(fd >= 0);
+    FILE *file = fdopen(fd, "w");
+    fputs(text, file);
+    fclose(file);
+    mz_model *model;
+    mz_err err = {0};
+    mz_code code = mz_model_load(path, MZ_SOURCE_DIR, &model, &err);
+    unlink(path);
+    assert_int_equal(code, MZ_EINPUT);
+    assert_null(model);
+    if (!strstr(err.msg, word) || !strstr(err.msg, other) || strchr(err.msg, '\n'))
+        fail_msg("message lacks \"%s\" or \"%s\": %s", word, other, err.msg);
+}
+
+#define MIXTRAL                                                                                    \
+    "\"model_type\":\"mixtral\",\"hidden_size\":64,\"num_hidden_layers\":2,\"vocab_size\":100,"
+
+static void bad_configs(void **state) {
+    refused("{\"model_type\":\"llama\"}", "llama", "qwen3_moe");
+    refused("{\"hidden_size\":64}", "model_type", "missing");
+    refused("[1]", "object", "mizan-model");
+    refused("{", "mizan-model", "JSON");
+    refused("{" MIXTRAL "\"num_attention_heads\":4,\"intermediate_size\":8,"
+            "\"num_experts_per_tok\":2}",
+            "num_local_experts", "missing");
+    refused("{" MIXTRAL "\"num_attention_heads\":4,\"intermediate_size\":8,"
+            "\"num_local_experts\":2,\"num_experts_per_tok\":3}",
+            "num_experts_per_tok", "mizan-model");
+    refused("{" MIXTRAL "\"num_attention_heads\":4,\"num_key_value_heads\":3}", "multiple",
+            "num_key_value_heads");
+    refused("{" MIXTRAL "\"num_attention_heads\":5,\"intermediate_size\":8,"
+            "\"num_local_experts\":2,\"num_experts_per_tok\":2}",
+            "head_dim", "hidden_size");
+    refused("{" MIXTRAL "\"num_attention_heads\":4,\"torch_dtype\":\"fp8\"}", "torch_dtype",
+            "bfloat16");
+    refused("{\"model_type\":\"mixtral\",\"hidden_size\":-64,\"num_hidden_layers\":2,"
+            "\"vocab_size\":100}",
+            "hidden_size", "mizan-model");
+    refused("{\"model_type\":\"mixtral\",\"hidden_size\":4000000,\"num_hidden_layers\":4000,"
+            "\"vocab_size\":100,\"num_attention_heads\":1,\"intermediate_size\":4000000,"
+            "\"num_local_experts\":60000,\"num_experts_per_tok\":1}",
+            "parameters", "1e17");
+    refused("{\"model_type\":\"mizan_moe\",\"hidden_size\":64,\"num_hidden_layers\":2,"
+            "\"vocab_size\":100,\"num_attention_heads\":4,\"moe_intermediate_size\":8,"
+            "\"num_experts\":4,\"num_experts_per_tok\":2,\"expert_per_group\":2}",
+            "expert_per_group", "experts_per_group");
+    refused("{\"model_type\":\"glm4_moe\",\"hidden_size\":64,\"num_hidden_layers\":2,"
+            "\"vocab_size\":100,\"num_attention_heads\":4,\"moe_intermediate_size\":8,"
+            "\"n_routed_experts\":4,\"num_experts_per_tok\":2,\"first_k_dense_replace\":2,"
+            "\"intermediate_size\":8}",
+            "MoE layer", "mizan-model");
+}
+
+static void unknown_names(void **state) {
+    mz_model *model;
+    mz_err err;
+    assert_int_equal(mz_model_load("mixtral-9x9b", MZ_SOURCE_DIR, &model, &err), MZ_EINPUT);
+    assert_non_null(strstr(err.msg, "mixtral-8x7b"));
+    assert_int_equal(mz_model_load("no/such/file.json", MZ_SOURCE_DIR, &model, &err), MZ_EINPUT);
+    assert_non_null(strstr(err.msg, "no/such/file.json"));
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(published_totals),
+        cmocka_unit_test(mixtral_instruct_vocabulary),
+        cmocka_unit_test(tensors_of_checkpoints),
+        cmocka_unit_test(expert_bytes),
+        cmocka_unit_test(flops_by_hand),
+        cmocka_unit_test(expert_groups),
+        cmocka_unit_test(every_shipped_config_loads),
+        cmocka_unit_test(bad_configs),
+        cmocka_unit_test(unknown_names),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
