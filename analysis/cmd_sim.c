@@ -3,6 +3,7 @@
 #include "common/base/arena.h"
 #include "common/base/opt.h"
 #include "common/io/input.h"
+#include "common/io/json.h"
 #include "common/io/result.h"
 #include "sim/step/run.h"
 #include "traces/stream.h"
@@ -73,8 +74,7 @@ static const mz_opt sim_options[] = {
     {"timing", 0, MZ_OPT_FLAG, AT(timing), NULL, NULL, "add what the planners really took here"},
     {"list", 0, MZ_OPT_FLAG, AT(list), NULL, NULL,
      "name the shipped models, clusters, policies, optimizers"},
-    {"quiet", 'q', MZ_OPT_FLAG, AT(quiet), NULL, NULL, "no messages but errors"},
-    {"verbose", 'v', MZ_OPT_FLAG, AT(verbose), NULL, NULL, "more messages"},
+    MZ_OPT_COMMON_ROWS(sim_args),
 };
 
 static const mz_opt_spec sim_spec = {
@@ -305,6 +305,17 @@ static mz_code split_policies(sim_job *job, mz_err *err) {
     return code == MZ_OK ? MZ_OK : mz_err_prefix(err, "--policy");
 }
 
+/* A result file that cannot be written is known before the work, not after it. */
+static mz_code check_output(const sim_job *job, mz_err *err) {
+    mz_output output;
+    if (!job->args.output)
+        return MZ_OK;
+    mz_code code = mz_output_begin(&output, job->args.output, err);
+    if (code == MZ_OK)
+        mz_output_abandon(&output);
+    return code;
+}
+
 static mz_code open_stream(sim_job *job, mz_err *err) {
     const sim_args *a = &job->args;
     const mz_stream_options options = {.ranks = job->cluster->ranks,
@@ -328,11 +339,12 @@ static const char *const phase_names[] = {"train", "prefill", "decode"};
 
 static json_t *trace_json(const sim_job *job) {
     const mz_trace_facts *t = mz_trace_facts_of(job->trace);
-    return json_pack("{s:s, s:s, s:s, s:s, s:s, s:i, s:i, s:i, s:i, s:I, s:b}", "path",
-                     job->args.trace, "model", t->name, "source", t->source, "kind",
-                     kind_names[t->kind], "phase", phase_names[t->phase], "ranks", t->ranks,
-                     "layers", t->layers, "experts", t->experts, "top_k", t->top_k, "step_stride",
-                     (json_int_t)t->step_stride, "reshaped", (int)mz_stream_reshaped(job->stream));
+    return json_pack("{s:o, s:o, s:o, s:s, s:s, s:i, s:i, s:i, s:i, s:I, s:b}", "path",
+                     job->args.trace, "model", mz_json_text(t->name), "source",
+                     mz_json_text(t->source), "kind", kind_names[t->kind], "phase",
+                     phase_names[t->phase], "ranks", t->ranks, "layers", t->layers, "experts",
+                     t->experts, "top_k", t->top_k, "step_stride", (json_int_t)t->step_stride,
+                     "reshaped", (int)mz_stream_reshaped(job->stream));
 }
 
 static json_t *effects_json(const mz_step_effects *e) {
@@ -384,9 +396,11 @@ static mz_code fill_result(sim_job *job, mz_err *err) {
 }
 
 static mz_code write_result(sim_job *job, mz_app *app, mz_err *err) {
+    char producer[64];
+    snprintf(producer, sizeof producer, "mizan %s", app->version);
     mz_code code = fill_result(job, err);
     if (code == MZ_OK && job->args.output)
-        code = mz_result_write(&job->result, job->args.output, app->version, err);
+        code = mz_result_write(&job->result, job->args.output, producer, err);
     if (code != MZ_OK)
         return code;
     if (job->args.json)
@@ -426,8 +440,7 @@ mz_code mz_cmd_sim(mz_app *app, int argc, char **argv, mz_err *err) {
         return code;
     if (job.args.list)
         return list_all(app, err);
-    if (job.args.quiet || job.args.verbose)
-        app->log.verbosity = job.args.quiet ? -1 : 1;
+    mz_log_choose(&app->log, job.args.quiet, job.args.verbose);
     for (int i = 0; i < sim_spec.count; i++) {
         if (sim_options[i].offset == AT(budget_memory) && !seen[i])
             job.args.budget_memory = -1;
@@ -435,6 +448,8 @@ mz_code mz_cmd_sim(mz_app *app, int argc, char **argv, mz_err *err) {
             job.args.budget_network = -1;
     }
     code = split_policies(&job, err);
+    if (code == MZ_OK)
+        code = check_output(&job, err);
     if (code == MZ_OK)
         code = load_inputs(&job, app, err);
     if (code == MZ_OK)

@@ -47,7 +47,7 @@ struct mz_sim {
     int64_t *ring;      /* [depth + 1][layers][ranks][experts] */
     int64_t ring_steps; /* finished steps so far */
     mz_load seen;       /* scratch: what a policy's view shows, one group */
-    double *scratch;    /* [experts] */
+    uint64_t *scratch;  /* [experts] */
     int64_t *rows;      /* [ranks] computed pairs of one call */
     mz_arena arena;
 };
@@ -142,7 +142,7 @@ static mz_code init_history(mz_sim *sim, mz_err *err) {
         if (need > sim->depth)
             sim->depth = need;
     }
-    sim->scratch = MZ_NEW(&sim->arena, double, sim->experts);
+    sim->scratch = MZ_NEW(&sim->arena, uint64_t, sim->experts);
     sim->rows = MZ_NEW(&sim->arena, int64_t, sim->ranks);
     if (!sim->scratch || !sim->rows)
         return mz_fail_nomem(err, "scratch rows");
