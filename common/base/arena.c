@@ -88,6 +88,8 @@ void mz_arena_free(mz_arena *arena) {
 }
 
 void *mz_calloc(size_t count, size_t size) {
+    if (size && count > SIZE_MAX / size)
+        return NULL;
     return calloc(count ? count : 1, size ? size : 1);
 }
 

@@ -157,7 +157,7 @@ void mz_result_free(mz_result *result) {
 /* ---- table ------------------------------------------------------------------------------------
  */
 
-enum { NAME_WIDTH = 30, NUMBER_WIDTH = 9, NUMBERS = 7 };
+enum { NAME_WIDTH = 28, NUMBER_WIDTH = 9, NUMBERS = 7 };
 
 /* Four significant digits in a column of fixed width. */
 static void print_number(double value, FILE *out) {
