@@ -1,13 +1,12 @@
-/* Policies: placement, replication, quotas. A policy is one file and one line in table.c; simulator,
- * replay and `mizan place` run the same code.
+/* Policies: placement, replication, quotas. A policy is one file and one line in table.c;
+ * simulator, replay and `mizan place` run the same code.
  *
  * A policy is asked in two steps, so that it cannot use what it may not know:
  *   decide  sees exactly the loads it declared (`sees`, with lag, window, interval) and sets hosts,
  *           quotas, per-host totals and transfers;
- *   route   sees the exact current counts (and pairs), as any dispatcher does, and spreads them over
- *           the hosts: the sparse assignment q, drops, the kept pairs of backward.
- * The caller validates every plan (mz_plan_check); an invalid one is MZ_EINTERNAL with the name of
- * the policy.
+ *   route   sees the exact current counts (and pairs), as any dispatcher does, and spreads them
+ * over the hosts: the sparse assignment q, drops, the kept pairs of backward. The caller validates
+ * every plan (mz_plan_check); an invalid one is MZ_EINTERNAL with the name of the policy.
  *
  * Terms: an *instance* is one slot that holds an expert: mains first, then replicas. n_e pairs of
  * expert e in this call; q_e its backward quota; W bytes of one expert's weights.
@@ -30,25 +29,30 @@ typedef enum mz_move_kind { MZ_MOVE_WEIGHTS, MZ_MOVE_GRADIENTS, MZ_MOVE_OPTIMIZE
 
 /* When a transfer happens, and what it may hide behind. */
 typedef enum mz_move_phase {
-    MZ_MOVE_FORWARD,    /* before this call's expert products in forward */
-    MZ_MOVE_BACKWARD,   /* before them in backward */
-    MZ_MOVE_REDUCE,     /* after this call's backward products (replica gradients to the main) */
-    MZ_MOVE_STEP        /* once per step, after the optimizer (placement change, fresh weights) */
+    MZ_MOVE_FORWARD,  /* before this call's expert products in forward */
+    MZ_MOVE_BACKWARD, /* before them in backward */
+    MZ_MOVE_REDUCE,   /* after this call's backward products (replica gradients to the main) */
+    MZ_MOVE_STEP      /* once per step, after the optimizer (placement change, fresh weights) */
 } mz_move_phase;
 typedef enum mz_move_hide {
-    MZ_HIDE_NOTHING,    /* blocks the rank */
-    MZ_HIDE_PACK,       /* runs beside packing; dispatch waits for it */
-    MZ_HIDE_DISPATCH,   /* runs beside pack and dispatch; the products wait */
-    MZ_HIDE_LAYERS,     /* runs beside the work of other layers; only its own use waits */
-    MZ_HIDE_FREE        /* no cost on the wire (merged with traffic counted elsewhere) */
+    MZ_HIDE_NOTHING,  /* blocks the rank */
+    MZ_HIDE_PACK,     /* runs beside packing; dispatch waits for it */
+    MZ_HIDE_DISPATCH, /* runs beside pack and dispatch; the products wait */
+    MZ_HIDE_LAYERS,   /* runs beside the work of other layers; only its own use waits */
+    MZ_HIDE_FREE      /* no cost on the wire (merged with traffic counted elsewhere) */
 } mz_move_hide;
 
-/* One transfer, or with members > 1 a ring all-reduce over consecutive entries of plan->group. */
+/* One transfer. A ring all-reduce over m ranks is m moves from neighbour to neighbour of
+ * 2 (m-1)/m times the buffer each. src or dst may be MZ_EVERY_RANK, for state that is sharded
+ * evenly over the group: `bytes` then come from (go to) all ranks in equal parts, and the part that
+ * the other end holds itself does not travel. MZ_MOVE_STEP moves and a sharded optimizer's
+ * MZ_MOVE_REDUCE moves happen once per step and stand in the plan of micro-batch 0 only. */
+enum { MZ_EVERY_RANK = -1 };
 typedef struct mz_move {
     mz_move_kind kind;
     mz_move_phase phase;
     mz_move_hide hide;
-    int32_t expert, src, dst; /* src, dst: ranks */
+    int32_t expert, src, dst; /* src, dst: ranks of the group */
     int64_t bytes;            /* sent from src to dst */
     int32_t round;            /* latency rounds: transfers of equal round run together */
 } mz_move;
@@ -59,45 +63,51 @@ typedef struct mz_plan {
     int64_t entry_cap;
     /* hosts: instances of expert e are [begin[e], begin[e+1]), main first when mains are fixed.
      * The same rank may appear twice (SYMI). */
-    int32_t *begin;     /* [E+1] */
-    int32_t *rank;      /* [instances] */
-    int64_t *target;    /* [instances] pairs that decide meant for it; -1: route decides */
+    int32_t *begin;  /* [E+1] */
+    int32_t *rank;   /* [instances] */
+    int64_t *target; /* [instances] pairs that decide meant for it; -1: route decides */
     /* route's result, forward: entries of instance i are [entry_begin[i], entry_begin[i+1]) */
-    int64_t *forward;   /* [instances] pairs computed in forward */
+    int64_t *forward;     /* [instances] pairs computed in forward */
     int64_t *entry_begin; /* [instances+1] */
     int32_t *entry_source;
     int64_t *entry_pairs;
-    /* route's result, backward: kept pairs on the same instances. has_backward false: as forward. */
+    /* route's result, backward: kept pairs on the same instances. has_backward false: as forward.
+     */
     bool has_backward;
     int64_t *backward;
     int64_t *back_begin;
     int32_t *back_source;
     int64_t *back_pairs;
-    int64_t *quota;     /* [E] q_e; equal to n_e minus drops where there is no quota */
-    int64_t *kept;      /* [S][E] kept pairs of each source when has_backward */
+    int64_t *quota; /* [E] q_e; equal to n_e minus drops where there is no quota */
+    int64_t *kept;  /* [S][E] kept pairs of each source when has_backward */
     bool has_drops;
-    int64_t *dropped;   /* [S][E] pairs not computed at all, when has_drops */
+    int64_t *dropped;                         /* [S][E] pairs not computed at all, when has_drops */
     int64_t pairs, dropped_pairs, kept_pairs; /* kept counts pairs with gradient */
-    double kept_score, total_score; /* sums of scores; total 0: no scores */
+    double kept_score, total_score;           /* sums of scores; total 0: no scores */
     mz_move *move;
     int32_t moves;
     /* why: predicted peak row counts, reason text for reports */
     int64_t peak_forward, peak_backward;
+    bool over_budget; /* even the smallest quotas do not fit the budget; `why` says which */
     char why[192];
+    int64_t *scratch; /* of mz_plan_check */
 } mz_plan;
 
+/* slots: of traits. The arrays start as mz_plan_reset leaves them. */
 mz_code mz_plan_create(int32_t ranks, int32_t experts, int32_t slots, mz_plan **plan, mz_err *err);
 void mz_plan_free(mz_plan **plan);
+/* Empties a plan for the next decide (which calls it): no instances, moves, entries, drops. */
+void mz_plan_reset(mz_plan *plan);
 
 /* What the policy is told once. One environment per expert-parallel group. */
 typedef struct mz_policy_env {
     int32_t ranks, experts, top_k, layers; /* of one group; layers: MoE layers */
-    const int32_t *domain;      /* [ranks] node or scale-up domain */
+    const int32_t *domain;                 /* [ranks] node or scale-up domain */
     int32_t domains;
     int64_t hidden, intermediate;
     int64_t expert_parameters;
-    int64_t weight_bytes;       /* W: one expert in bf16 */
-    int64_t token_bytes;        /* one row on the wire: 2H */
+    int64_t weight_bytes; /* W: one expert in bf16 */
+    int64_t token_bytes;  /* one row on the wire: 2H */
     bool recompute;
     uint64_t seed;
 } mz_policy_env;
@@ -112,18 +122,18 @@ typedef struct mz_budget {
 typedef struct mz_view {
     int64_t step;
     int32_t micro_batch, layer;
-    const mz_load *current;     /* NULL unless MZ_SEES_CURRENT */
-    const mz_load *history;     /* NULL unless MZ_SEES_HISTORY, and before there is any: the
-                                   sum over micro-batches of the step `lag` ago, or the mean over
-                                   `window` steps ending there (rounded by largest remainder) */
-    const mz_budget *budget;    /* NULL: none */
+    const mz_load *current;  /* NULL unless MZ_SEES_CURRENT */
+    const mz_load *history;  /* NULL unless MZ_SEES_HISTORY, and before there is any: the
+                                sum over micro-batches of the step `lag` ago, or the mean over
+                                `window` steps ending there (rounded by largest remainder) */
+    const mz_budget *budget; /* NULL: none */
 } mz_view;
 
 typedef struct mz_call {
     int64_t step;
     int32_t micro_batch, layer;
     const mz_load *load;
-    const mz_pairs *pairs;      /* NULL when not recorded */
+    const mz_pairs *pairs; /* NULL when not recorded */
 } mz_call;
 
 typedef enum mz_replica_memory {
@@ -135,18 +145,24 @@ typedef enum mz_replica_memory {
 /* What init answers: how to run the policy and what it costs in memory. */
 typedef struct mz_policy_traits {
     unsigned sees;
-    int32_t lag, window, interval;  /* steps; decide runs every `interval` steps (1: every call) */
+    int32_t lag, window, interval; /* steps; decide runs every `interval` steps (1: every call) */
     bool lossy;
-    int32_t slots;                  /* per rank, mains included */
+    int32_t slots;      /* per rank, mains included */
+    bool free_replicas; /* hosts beyond the mains cost and count nothing (ideal) */
     mz_replica_memory replica_memory;
     int64_t replica_gradient_bytes; /* per replica slot: 0, W or 2W */
     bool sharded_optimizer;         /* expert optimizer state spread over the whole group (SYMI) */
     bool resend;                    /* backward: activations recomputed at the destination */
     bool needs_weights;             /* wants gate weights in pairs when they are recorded */
     bool capacity_padded;           /* buffers and messages are sized by capacity, not use */
-    double capacity_factor;
-    const char *score_source;       /* "" none, "gate weights", "trace", ... */
-    const char *label;              /* "LRMoE (our reading)" or NULL */
+    double capacity_factor;         /* 0: capacity is the largest count (nothing dropped) */
+    int64_t capacity_min;           /* rows */
+    int32_t score_combine_bytes;    /* per pair, rides with combine: ||h||^2 back to the source */
+    int32_t score_home_bytes;  /* per pair, to the expert's rank before backward (scope=global) */
+    bool router_gradient_kept; /* expert outputs of all pairs stay until backward */
+    const char *score_source;  /* "" none, "gate weights", "trace"; text owned by the state, set
+                                  by the first route that sees pairs */
+    const char *label;         /* "LRMoE (our reading)" or NULL */
 } mz_policy_traits;
 
 typedef struct mz_policy {
@@ -154,7 +170,7 @@ typedef struct mz_policy {
     const char *summary;
     const mz_opt *options;
     int option_count;
-    size_t options_size;            /* struct filled by mz_opt_parse_list */
+    size_t options_size; /* struct filled by mz_opt_parse_list */
     /* Allocates all state in arena. */
     mz_code (*init)(const mz_policy_env *env, const void *options, mz_arena *arena, void **state,
                     mz_policy_traits *traits, mz_err *err);
@@ -166,19 +182,21 @@ extern const mz_policy *const mz_policies[]; /* NULL-terminated; table.c */
 
 /* "lrmoe[keep=0.5]" -> policy and its parsed options (in arena). Unknown names: MZ_EINPUT with the
  * nearest name; a path to a .so is refused until plug-ins exist, in one line that says so. */
-mz_code mz_policy_parse(const char *text, mz_arena *arena, const mz_policy **policy,
-                        void **options, mz_err *err);
+mz_code mz_policy_parse(const char *text, mz_arena *arena, const mz_policy **policy, void **options,
+                        mz_err *err);
 
-/* ---- parts that policies share ---------------------------------------------------------------- */
+/* ---- parts that policies share ----------------------------------------------------------------
+ */
 
-/* Legality (DESIGN section 5): every pair assigned once or dropped, hosts in range, slots respected,
- * quotas within [0, n_e], backward entries within forward's sources. MZ_EINTERNAL names the first
- * violation. O(entries + S*E). */
+/* Legality (DESIGN section 5): every pair assigned once or dropped, hosts in range, slots
+ * respected, quotas within [0, n_e], backward entries within forward's sources. MZ_EINTERNAL names
+ * the first violation. O(entries + S*E). */
 mz_code mz_plan_check(const mz_plan *plan, const mz_load *load, const mz_policy_traits *traits,
                       mz_err *err);
 
 /* Exact redistribution (lrmoe.md section 4): x[i] pairs of quota[e] on each instance i so that the
- * peak of base + x per rank is minimal; ties: see there. Scratch is sized for (ranks, instances). */
+ * peak of base + x per rank is minimal; ties: see there. Scratch is sized for (ranks, instances).
+ */
 typedef struct mz_balance mz_balance;
 mz_code mz_balance_create(mz_arena *arena, int32_t ranks, int32_t experts, int32_t instances,
                           mz_balance **balance, mz_err *err);
@@ -186,10 +204,15 @@ mz_code mz_balance_solve(mz_balance *balance, int32_t ranks, int32_t experts, co
                          const int32_t *rank, const int64_t *quota, const int64_t *base, int64_t *x,
                          int64_t *peak, mz_err *err);
 
-/* Shares of `total` proportional to weight[0..n-1]: floor, then largest remainder, ties to the lower
- * index (lrmoe.md section 2). All weights 0: equal weights. */
+/* Shares of `total` proportional to weight[0..n-1]: floor, then largest remainder, ties to the
+ * lower index (lrmoe.md section 2). All weights 0: equal weights. share may be weight; scratch has
+ * n elements. */
 void mz_largest_remainder(int64_t total, const int64_t *weight, int32_t n, int64_t *share,
-                          double *scratch);
+                          uint64_t *scratch);
+
+/* Rows of one (source, expert) buffer under a capacity policy: max(ceil(pairs of the source / E *
+ * factor), minimum); with factor 0 the largest count of the load. */
+int64_t mz_capacity_rows(const mz_policy_traits *traits, const mz_load *load, int32_t source);
 
 /* Bounds: exact optimum for the plan's own hosts (max-flow), and a lower bound over all placements
  * with the given slots (max of mean and, per expert, n_e / number of ranks). Rows, not ratios. */

@@ -1,0 +1,158 @@
+/* Parts that the policies of this room share: block layout of mains, spreading of pairs over hosts,
+ * redistribution as a flow, replica plans, selection of pairs.
+ *
+ * Row matrices are [S][E] row-major with S = ranks of the group. Nothing here allocates after its
+ * create function; all objects live in the arena given there and belong to one thread. */
+#ifndef MIZAN_SIM_POLICY_PARTS_H
+#define MIZAN_SIM_POLICY_PARTS_H
+
+#include "sim/policy/policy.h"
+
+/* ---- layout.c: mains ---------------------------------------------------------------------------
+ * Block layout: expert e on rank e div (E/R). Where R does not divide E, the first E mod R ranks
+ * hold one expert more; with R > E the first E ranks hold one each and the rest none. */
+int32_t mz_mains_per_rank(int32_t ranks, int32_t experts); /* of the fullest rank */
+void mz_layout_mains(int32_t ranks, int32_t experts, int32_t *main_rank);
+
+/* Slots per rank, mains included: `wanted`, or where that is 0 the mains plus two. MZ_EINPUT names
+ * the policy when the mains do not fit. */
+mz_code mz_slots(const char *policy, const mz_policy_env *env, int64_t wanted, int32_t *slots,
+                 mz_err *err);
+
+/* A copy of env->domain in the arena. */
+mz_code mz_copy_domains(const mz_policy_env *env, mz_arena *arena, int32_t **domain, mz_err *err);
+
+/* One replica: `rows` pairs of the expert are meant for `rank`. */
+typedef struct mz_replica {
+    int32_t expert, rank;
+    int64_t rows;
+} mz_replica;
+
+/* Hosts of a plan from fixed mains and a replica list (plan order): per expert the main first, then
+ * its replicas. target: what total[e] leaves for the main, the replica's rows. count is scratch of
+ * E elements. MZ_EINTERNAL when the plan has no room. */
+mz_code mz_plan_hosts(mz_plan *plan, const int32_t *main_rank, const int64_t *total,
+                      const mz_replica *replica, int32_t replicas, int32_t *count, mz_err *err);
+
+/* What every lossless route states: nothing dropped, all pairs kept, quota = n_e. */
+void mz_plan_lossless(mz_plan *plan, const mz_load *load);
+/* Fills peak_forward and peak_backward from the totals per instance. */
+void mz_plan_peaks(mz_plan *plan);
+
+mz_code mz_plan_add_move(mz_plan *plan, mz_move move, mz_err *err);
+
+/* ---- replicate.c: UltraEP's quota solver (balancing-systems.md 8.2)
+ * ------------------------------*/
+typedef struct mz_replicate_rule {
+    double eps;       /* aimed peak over the mean, minus one */
+    double threshold; /* bt: do nothing below this ratio */
+    int64_t rows_min; /* u_min: smallest quota of a replica outside the fast path */
+    bool empty_mains; /* a main may give all its rows away */
+    bool whole_group; /* one solve for the group instead of one per domain */
+} mz_replicate_rule;
+/* The defaults of the source: 0.01, 1, 1024, false, false. */
+mz_replicate_rule mz_replicate_defaults(void);
+
+typedef struct mz_replicate mz_replicate;
+/* slots: the largest number per rank, mains included. */
+mz_code mz_replicate_create(mz_arena *arena, const mz_policy_env *env, int32_t slots,
+                            mz_replicate **replicate, mz_err *err);
+/* Replicas for rows total[e], at most `extra` per rank, in plan order; *replica belongs to the
+ * solver and lives until the next solve. Returns their number. */
+int32_t mz_replicate_solve(mz_replicate *replicate, const mz_replicate_rule *rule, int32_t extra,
+                           const int64_t *total, const mz_replica **replica);
+/* Solves and sets the hosts of the plan. */
+mz_code mz_replicate_plan(mz_replicate *replicate, const mz_replicate_rule *rule, int32_t extra,
+                          const int64_t *total, mz_plan *plan, mz_err *err);
+
+/* ---- moves.c ------------------------------------------------------------------------------------
+ * What replicas beside fixed mains move per layer call (balancing-systems.md 8.5): weights from the
+ * main beside packing, weights again under other layers where `again`, gradients back to the main
+ * under other layers. With relay, experts of 4 replicas and more are sent in two rounds: to
+ * min(8, floor(sqrt n)) relays, and from these to the others; gradients take the same way back and
+ * are summed at the relays. */
+typedef struct mz_replica_moves {
+    int64_t weight_bytes, gradient_bytes;
+    bool again; /* the slots are shared by the layers: weights travel again for backward */
+    bool relay;
+} mz_replica_moves;
+/* sent: scratch of R elements. */
+mz_code mz_plan_replica_moves(mz_plan *plan, const mz_replica_moves *how, int64_t *sent,
+                              mz_err *err);
+/* Ranks of the largest domain. */
+int32_t mz_largest_domain(const mz_policy_env *env);
+
+/* ---- policy_symi.c
+ * ------------------------------------------------------------------------------*/
+
+/* SYMI's Algorithm 1: replicas of each expert for `slots` slots in all (>= E). popularity all zero
+ * counts as equal. diff: scratch of E elements. O(E + corrections * E). */
+void mz_symi_counts(const int64_t *popularity, int32_t experts, int32_t slots, int32_t *count,
+                    int64_t *diff);
+/* Hosts of the counts, expert by expert, slot j on rank j / slots_per_rank; targets -1. */
+mz_code mz_symi_place(const int32_t *count, int32_t slots_per_rank, mz_plan *plan, mz_err *err);
+/* The movement of one step: call for micro-batch 0. */
+mz_code mz_symi_moves(mz_plan *plan, int64_t weight_bytes, mz_err *err);
+
+/* Bytes per rank of one phase (gradients in, or weights out) of the paper's cost model (4.6):
+ * over the host link, and over the network for static placement and for SYMI. */
+typedef struct mz_symi_traffic {
+    double host, network_static, network_symi;
+} mz_symi_traffic;
+mz_symi_traffic mz_symi_phase_bytes(int32_t experts, int32_t ranks, int32_t slots_per_rank,
+                                    double expert_bytes);
+
+/* ---- expand.c: from rows per instance to rows per source
+ * ----------------------------------------*/
+typedef enum mz_spread {
+    MZ_SPREAD_EXACT,       /* instance totals equal `target`: a source's rows go to its own rank
+                              first, then inside its domain, then sources in order to instances in
+                              order */
+    MZ_SPREAD_SHARE_LOCAL, /* balancing-systems.md 8.4: own rank first, the rest of each source in
+                              proportion to what the instances still take (largest remainder);
+                              totals can differ from `target` by a few rows */
+    MZ_SPREAD_SHARE,       /* the same without the first stage */
+    MZ_SPREAD_DEAL         /* round robin over the instances, source after source: totals are even
+                              to one row; `target` is not used */
+} mz_spread;
+
+typedef struct mz_entries { /* arrays of a plan */
+    int64_t *total, *begin; /* [instances], [instances+1] */
+    int32_t *source;
+    int64_t *pairs;
+} mz_entries;
+mz_entries mz_plan_forward_entries(mz_plan *plan);
+mz_entries mz_plan_backward_entries(mz_plan *plan);
+
+typedef struct mz_expand mz_expand;
+/* hosts: the largest number of instances of one expert. */
+mz_code mz_expand_create(mz_arena *arena, const mz_policy_env *env, int32_t hosts,
+                         mz_expand **expand, mz_err *err);
+/* Spreads rows - minus (minus may be NULL) over the instances of the plan. O(S*E + S*instances). */
+mz_code mz_expand_rows(mz_expand *expand, const mz_plan *plan, const int64_t *rows,
+                       const int64_t *minus, const int64_t *target, mz_spread spread,
+                       mz_entries out, mz_err *err);
+
+/* ---- balance.c: the flow behind mz_balance_solve
+ * -------------------------------------------------*/
+
+/* Takes the hosts of a plan; the other functions work on them until the next call. */
+mz_code mz_balance_hosts(mz_balance *balance, int32_t ranks, int32_t experts, const int32_t *begin,
+                         const int32_t *rank, mz_err *err);
+/* Can the quotas be carried with at most cap[r] rows on rank r? base may be NULL. Exact. */
+bool mz_balance_fits(mz_balance *balance, const int64_t *quota, const int64_t *base,
+                     const int64_t *cap);
+/* Greedy use: start with empty ranks of the given caps, then push rows of experts in any order;
+ * push answers how many of them fit beside everything pushed before (which may move to other
+ * hosts). */
+void mz_balance_start(mz_balance *balance, const int64_t *cap);
+int64_t mz_balance_push(mz_balance *balance, int32_t expert, int64_t rows);
+/* mz_balance_solve on the hosts taken, with wishes: local[i] rows of instance i's expert have their
+ * source on its rank, near[i] in its domain (both may be NULL; so may x). Among plans of least
+ * peak, local rows are placed first, then near ones, then the rest by lowest rank (greedy in expert
+ * order: the peak is exact, the locality is not claimed to be the largest possible). */
+mz_code mz_balance_spread(mz_balance *balance, const int64_t *quota, const int64_t *base,
+                          const int64_t *local, const int64_t *near, int64_t *x, int64_t *peak,
+                          mz_err *err);
+
+#endif
