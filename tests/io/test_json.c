@@ -55,7 +55,7 @@ static void shortest_reals(void **state) {
         char *text = written(value);
         assert_true(strtod(text, NULL) == x.real);
         /* One digit fewer must not do, unless 15 digits were enough. */
-        char shorter[40];
+        char shorter[400];
         int digits = 0;
         for (const char *c = text; *c && *c != 'e' && strcmp(c, ".0\n") != 0; c++)
             digits += *c >= '0' + (digits == 0) && *c <= '9';
