@@ -1,0 +1,286 @@
+#include "traces/importers/common.h"
+
+#include "common/base/arena.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static mz_code copy_fact(char *fact, size_t size, const char *option, const char *given,
+                         const char *dflt, mz_err *err) {
+    const char *text = given ? given : dflt ? dflt : "";
+    if (strlen(text) >= size)
+        return mz_fail(err, MZ_EINPUT, "--%s: longer than %zu characters", option, size - 1);
+    memcpy(fact, text, strlen(text) + 1);
+    return MZ_OK;
+}
+
+/* Index of `text` among the `count` names, or MZ_EINPUT that lists them. */
+static mz_code choice(const char *option, const char *text, const char *const *names, int count,
+                      int *index, mz_err *err) {
+    char list[160] = "";
+    for (int i = 0; i < count; i++) {
+        if (strcmp(text, names[i]) == 0) {
+            *index = i;
+            return MZ_OK;
+        }
+        strcat(strcat(list, i ? ", " : ""), names[i]);
+    }
+    return mz_fail(err, MZ_EINPUT, "--%s: '%.40s' is not one of %s", option, text, list);
+}
+
+mz_code mz_import_facts(const mz_app *app, const mz_import_options *options,
+                        const mz_import_defaults *defaults, mz_trace_facts *facts, mz_err *err) {
+    static const char *const phases[] = {"train", "prefill", "decode"};
+    static const char *const meanings[] = {"iteration", "forward", "none"};
+    int phase = (int)defaults->phase, meaning = (int)defaults->meaning;
+    *facts = (mz_trace_facts){.kind = defaults->kind, .step_stride = 1};
+    mz_code code =
+        copy_fact(facts->name, sizeof facts->name, "name", options->name, defaults->name, err);
+    if (!code)
+        code = copy_fact(facts->source, sizeof facts->source, "source", options->source,
+                         defaults->source, err);
+    if (!code)
+        code = copy_fact(facts->licence, sizeof facts->licence, "licence", options->licence,
+                         defaults->licence, err);
+    if (!code)
+        code =
+            copy_fact(facts->router, sizeof facts->router, "router", NULL, defaults->router, err);
+    if (!code && options->phase)
+        code = choice("phase", options->phase, phases, 3, &phase, err);
+    if (!code && options->step_meaning)
+        code = choice("step-meaning", options->step_meaning, meanings, 3, &meaning, err);
+    if (code)
+        return code;
+    strcpy(facts->producer, "mizan ");
+    strncat(facts->producer, app->version, sizeof facts->producer - 8);
+    facts->phase = (mz_trace_phase)phase;
+    facts->step_meaning = (mz_step_meaning)meaning;
+    facts->hidden = options->hidden > 0 ? options->hidden : 0;
+    facts->intermediate = options->intermediate > 0 ? options->intermediate : 0;
+    if (options->step_stride > 0)
+        facts->step_stride = options->step_stride;
+    facts->weights_normalized = options->weights_normalized == 1;
+    return MZ_OK;
+}
+
+mz_code mz_import_ask(mz_err *err, const char *path, const char *what, const char *option) {
+    return mz_fail(err, MZ_EINPUT, "%s: %s not in the file: pass --%s N", path, what, option);
+}
+
+mz_code mz_import_stopped(const mz_app *app, mz_err *err) {
+    if (app->stop && *app->stop)
+        return mz_fail(err, MZ_EABORTED, "interrupted; nothing was written");
+    return MZ_OK;
+}
+
+const char *mz_base_name(const char *path) {
+    const char *slash = strrchr(path, '/');
+    return slash ? slash + 1 : path;
+}
+
+mz_code mz_domain_of(mz_domains *domains, const char *name, int32_t *domain, mz_err *err) {
+    *domain = -1;
+    for (int i = 0; i < domains->count; i++)
+        if (strcmp(domains->name[i], name) == 0) {
+            *domain = i;
+            return MZ_OK;
+        }
+    if (domains->count == MZ_MAX_DOMAINS)
+        return MZ_OK;
+    char *copy = strdup(name);
+    if (!copy)
+        return mz_fail_nomem(err, "names of domains");
+    domains->name[domains->count] = copy;
+    *domain = domains->count++;
+    return MZ_OK;
+}
+
+void mz_domains_free(mz_domains *domains) {
+    for (int i = 0; i < domains->count; i++)
+        free(domains->name[i]);
+    domains->count = 0;
+}
+
+static bool widen(void **array, size_t count, size_t size) {
+    if (size && count > SIZE_MAX / size)
+        return false;
+    void *grown = realloc(*array, count * size);
+    if (grown)
+        *array = grown;
+    return grown != NULL;
+}
+
+mz_code mz_block_begin(mz_block *block, int64_t tokens, mz_trace_writer *writer,
+                       mz_import_report *report, mz_err *err) {
+    if (block->tokens > 0 && tokens > MZ_BLOCK_TOKENS - block->tokens) {
+        mz_code code = mz_block_write(block, writer, report, err);
+        if (code)
+            return code;
+    }
+    if (block->tokens + tokens <= block->room)
+        return MZ_OK;
+    int64_t room = tokens > MZ_BLOCK_TOKENS ? tokens : MZ_BLOCK_TOKENS;
+    size_t row = (size_t)block->layers * (size_t)block->top_k, call = (size_t)block->top_k;
+    bool ok = widen((void **)&block->expert, (size_t)room, row * sizeof(uint16_t)) &&
+              widen((void **)&block->layer_expert, (size_t)room, call * sizeof(uint16_t));
+    if (ok && block->weights)
+        ok = widen((void **)&block->weight, (size_t)room, row * sizeof(float)) &&
+             widen((void **)&block->layer_weight, (size_t)room, call * sizeof(float));
+    if (!ok)
+        return mz_fail_nomem(err, "a block of whole sequences");
+    block->room = room;
+    return MZ_OK;
+}
+
+uint16_t *mz_block_expert(mz_block *block) {
+    return block->expert + block->tokens * block->layers * block->top_k;
+}
+
+float *mz_block_weight(mz_block *block) {
+    return block->weight + block->tokens * block->layers * block->top_k;
+}
+
+mz_code mz_block_end(mz_block *block, int64_t tokens, bool named, int32_t domain, mz_err *err) {
+    if (named) {
+        if (!mz_grow((void **)&block->sequence, &block->sequence_room, block->sequences + 1,
+                     sizeof *block->sequence))
+            return mz_fail_nomem(err, "sequence bounds");
+        block->sequence[block->sequences++] = (mz_trace_sequence){
+            .token_begin = block->written + block->tokens, .tokens = tokens, .domain = domain};
+    }
+    block->tokens += tokens;
+    return MZ_OK;
+}
+
+/* Copies one layer of the block to the layer_ arrays. */
+static void gather_layer(mz_block *block, int32_t layer) {
+    int64_t k = block->top_k, row = block->layers * k;
+    for (int64_t t = 0; t < block->tokens; t++) {
+        memcpy(block->layer_expert + t * k, block->expert + t * row + layer * k,
+               (size_t)k * sizeof(uint16_t));
+        if (block->weights)
+            memcpy(block->layer_weight + t * k, block->weight + t * row + layer * k,
+                   (size_t)k * sizeof(float));
+    }
+}
+
+mz_code mz_block_write(mz_block *block, mz_trace_writer *writer, mz_import_report *report,
+                       mz_err *err) {
+    if (block->tokens == 0)
+        return MZ_OK;
+    if (block->blocks == INT32_MAX)
+        return mz_fail(err, MZ_EINPUT, "more than %d blocks of sequences", INT32_MAX);
+    mz_code code = MZ_OK;
+    for (int32_t layer = 0; layer < block->layers && !code; layer++) {
+        gather_layer(block, layer);
+        mz_trace_call_data call = {.step = block->step_per_block ? block->blocks : 0,
+                                   .micro_batch =
+                                       block->step_per_block ? 0 : (int32_t)block->blocks,
+                                   .layer = layer,
+                                   .token_begin = block->written,
+                                   .tokens = block->tokens,
+                                   .pairs = block->tokens * block->top_k,
+                                   .expert = block->layer_expert,
+                                   .weight = block->weights ? block->layer_weight : NULL};
+        code = mz_trace_write_call(writer, &call, err);
+        report->calls++;
+        report->pairs += call.pairs;
+    }
+    for (size_t i = 0; i < block->sequences && !code; i++)
+        code = mz_trace_write_sequence(writer, &block->sequence[i], err);
+    block->written += block->tokens;
+    report->tokens += block->tokens;
+    block->blocks++;
+    block->tokens = 0;
+    block->sequences = 0;
+    return code;
+}
+
+void mz_block_free(mz_block *block) {
+    free(block->expert);
+    free(block->layer_expert);
+    free(block->weight);
+    free(block->layer_weight);
+    free(block->sequence);
+    *block = (mz_block){0};
+}
+
+const char *mz_id_fault(int64_t id, int32_t experts, const uint16_t *ids, int32_t place) {
+    if (id < 0)
+        return "is negative (places without an expert are not supported here)";
+    if (id >= experts)
+        return "is not below the number of experts (--experts)";
+    for (int32_t i = 0; i < place; i++)
+        if (ids[i] == id)
+            return "stands twice in one token";
+    return NULL;
+}
+
+/* Tokens behind one row of counts. */
+static mz_code row_tokens(const int64_t *row, const mz_trace_facts *facts, int64_t *tokens,
+                          mz_err *err) {
+    int64_t sum = 0;
+    for (int32_t e = 0; e < facts->experts; e++) {
+        if (row[e] < 0 || row[e] > INT64_MAX / 2 - sum)
+            return mz_fail(err, MZ_EINPUT, "expert %d: count %lld is negative or too large", e,
+                           (long long)row[e]);
+        sum += row[e];
+    }
+    *tokens = sum / facts->top_k;
+    if (sum % facts->top_k)
+        return mz_fail(err, MZ_EINPUT, "%lld selections are no multiple of top-%d", (long long)sum,
+                       facts->top_k);
+    return MZ_OK;
+}
+
+static mz_code write_layer(const mz_counts_step *counts, const mz_trace_facts *facts, int32_t batch,
+                           int32_t layer, mz_trace_writer *writer, int64_t token, int64_t *held,
+                           mz_import_report *report, mz_err *err) {
+    for (int32_t rank = 0; rank < facts->ranks; rank++) {
+        const int64_t *row = counts->count + batch * counts->batch_stride +
+                             layer * counts->layer_stride + rank * counts->rank_stride;
+        int64_t tokens = 0;
+        mz_code code = row_tokens(row, facts, &tokens, err);
+        if (!code && layer > 0 && tokens != held[rank])
+            code = mz_fail(err, MZ_EINPUT, "%lld tokens, but %lld in layer 0", (long long)tokens,
+                           (long long)held[rank]);
+        if (code)
+            return mz_err_prefix(err, "step %lld, layer %d, rank %d, micro-batch %d",
+                                 (long long)counts->step, layer, rank, batch);
+        held[rank] = tokens;
+        mz_trace_call_data call = {.step = counts->step,
+                                   .micro_batch = batch,
+                                   .layer = layer,
+                                   .rank = rank,
+                                   .token_begin = token,
+                                   .tokens = tokens,
+                                   .pairs = tokens * facts->top_k,
+                                   .count = row};
+        code = mz_trace_write_call(writer, &call, err);
+        if (code)
+            return code;
+        token += tokens;
+        report->calls++;
+        report->pairs += call.pairs;
+    }
+    return MZ_OK;
+}
+
+mz_code mz_counts_write(const mz_counts_step *counts, const mz_trace_facts *facts,
+                        mz_trace_writer *writer, int64_t *token, mz_import_report *report,
+                        mz_err *err) {
+    int64_t *held = mz_calloc((size_t)facts->ranks, sizeof *held);
+    if (!held)
+        return mz_fail_nomem(err, "tokens per rank");
+    mz_code code = MZ_OK;
+    for (int32_t m = 0; m < counts->micro_batches && !code; m++) {
+        for (int32_t l = 0; l < facts->layers && !code; l++)
+            code = write_layer(counts, facts, m, l, writer, *token, held, report, err);
+        for (int32_t r = 0; r < facts->ranks; r++) {
+            *token += held[r];
+            report->tokens += held[r];
+        }
+    }
+    free(held);
+    return code;
+}

@@ -1,0 +1,87 @@
+/* What importers share: facts from the user's answers, names of files, and the block that turns
+ * sequences of a log without steps into calls. */
+#ifndef MIZAN_TRACES_IMPORTERS_COMMON_H
+#define MIZAN_TRACES_IMPORTERS_COMMON_H
+
+#include "traces/importer.h"
+#include "traces/schema.h"
+
+/* Tokens that one block of whole sequences holds at most (a longer sequence is a block by itself).
+ */
+enum { MZ_BLOCK_TOKENS = 8192, MZ_MAX_TOP_K = 4096 };
+
+/* Facts every importer starts from: the answers in `options` over the importer's own defaults.
+ * `phase` and `meaning` are used where the user did not say. MZ_EINPUT: an answer is not known. */
+typedef struct mz_import_defaults {
+    const char *name, *source, *licence, *router;
+    mz_trace_kind kind;
+    mz_trace_phase phase;
+    mz_step_meaning meaning;
+} mz_import_defaults;
+
+mz_code mz_import_facts(const mz_app *app, const mz_import_options *options,
+                        const mz_import_defaults *defaults, mz_trace_facts *facts, mz_err *err);
+
+/* MZ_EINPUT that asks for a missing answer: "PATH: WHAT is not in the file: pass --OPTION N". */
+mz_code mz_import_ask(mz_err *err, const char *path, const char *what, const char *option);
+
+/* MZ_EABORTED once the user has interrupted. */
+mz_code mz_import_stopped(const mz_app *app, mz_err *err);
+
+const char *mz_base_name(const char *path);
+
+/* Domains of sequences are numbered in order of first appearance; linear search, at most
+ * MZ_MAX_DOMAINS different names (then -1, unknown). */
+enum { MZ_MAX_DOMAINS = 1024 };
+typedef struct mz_domains {
+    char *name[MZ_MAX_DOMAINS];
+    int count;
+} mz_domains;
+mz_code mz_domain_of(mz_domains *domains, const char *name, int32_t *domain, mz_err *err);
+void mz_domains_free(mz_domains *domains);
+
+/* Whole sequences waiting to become the calls of one block, token-major: expert and weight are
+ * [tokens][layers][top_k]. Memory: MZ_BLOCK_TOKENS tokens, or the longest sequence. */
+typedef struct mz_block {
+    int32_t layers, top_k;
+    bool weights, step_per_block; /* blocks are steps, not micro-batches of step 0 */
+    int64_t tokens, room;         /* tokens held and allocated */
+    uint16_t *expert, *layer_expert;
+    float *weight, *layer_weight;
+    mz_trace_sequence *sequence;
+    size_t sequences, sequence_room;
+    int64_t blocks, written; /* blocks and tokens written so far */
+} mz_block;
+
+/* Room for a sequence of `tokens` more tokens, writing out what is held if the block would grow
+ * beyond MZ_BLOCK_TOKENS. The caller then fills from mz_block_expert / mz_block_weight. */
+mz_code mz_block_begin(mz_block *block, int64_t tokens, mz_trace_writer *writer,
+                       mz_import_report *report, mz_err *err);
+uint16_t *mz_block_expert(mz_block *block);
+float *mz_block_weight(mz_block *block);
+/* The tokens just filled in become one sequence; `named` false: they belong to none. */
+mz_code mz_block_end(mz_block *block, int64_t tokens, bool named, int32_t domain, mz_err *err);
+mz_code mz_block_write(mz_block *block, mz_trace_writer *writer, mz_import_report *report,
+                       mz_err *err);
+void mz_block_free(mz_block *block);
+
+/* One step of counts: micro_batches x layers x ranks rows of E counts, wherever they lie (strides
+ * in elements; the row of experts itself is contiguous). */
+typedef struct mz_counts_step {
+    int64_t step;
+    int32_t micro_batches;
+    const int64_t *count;
+    int64_t batch_stride, layer_stride, rank_stride;
+} mz_counts_step;
+
+/* Writes the calls of one step; tokens of a call are its pairs over top-k. MZ_EINPUT: a row is not
+ * a multiple of top-k, or a rank has another number of tokens in another layer. *token numbers the
+ * tokens of the trace and moves on. */
+mz_code mz_counts_write(const mz_counts_step *counts, const mz_trace_facts *facts,
+                        mz_trace_writer *writer, int64_t *token, mz_import_report *report,
+                        mz_err *err);
+
+/* NULL when `id` may follow the first `place` ids of a token, else what is wrong with it. */
+const char *mz_id_fault(int64_t id, int32_t experts, const uint16_t *ids, int32_t place);
+
+#endif

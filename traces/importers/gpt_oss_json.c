@@ -1,0 +1,227 @@
+/* The gpt-oss "Fingerprinting" JSON: one file per answer, router_data = one object per generated
+ * token, {"token_N": {"layer_L": {"selected_experts": [...], "selected_probs": [...]}}}, N the
+ * absolute position. Every file is one sequence; blocks of whole sequences become the micro-batches
+ * of step 0, in the order the files were given. */
+#include "traces/importers/common.h"
+#include "traces/importers/table.h"
+
+#include "common/io/json.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct json_import {
+    mz_app *app;
+    mz_trace_facts facts;
+    mz_block block;
+    mz_domains domains;
+    mz_trace_writer *writer;
+    mz_import_report *report;
+} json_import;
+
+static int recognise(const char *path, const unsigned char *head, size_t size) {
+    char text[4097];
+    (void)path;
+    if (size > sizeof text - 1)
+        size = sizeof text - 1;
+    memcpy(text, head, size);
+    text[size] = '\0';
+    if (text[strspn(text, " \r\n\t")] != '{')
+        return 0;
+    if (strstr(text, "\"router_data\""))
+        return 80;
+    return strstr(text, "\"full_text\"") && strstr(text, "\"original_prompt\"") ? 70 : 0;
+}
+
+/* The layers of entry `index`: the one member of {"token_N": {...}}. */
+static mz_code token_layers(const char *path, json_t *data, size_t index, json_t **layers,
+                            int64_t *position, mz_err *err) {
+    json_t *entry = json_array_get(data, index);
+    void *member = json_object_iter(entry);
+    int end = 0;
+    long long number;
+    if (json_object_size(entry) != 1 ||
+        sscanf(json_object_iter_key(member), "token_%lld%n", &number, &end) != 1 ||
+        json_object_iter_key(member)[end] != '\0' || number < 0 ||
+        !json_is_object(json_object_iter_value(member)))
+        return mz_fail(err, MZ_EINPUT, "%s: router_data[%zu]: not an object {\"token_N\": {...}}",
+                       path, index);
+    *layers = json_object_iter_value(member);
+    *position = number;
+    return MZ_OK;
+}
+
+/* Reads one layer of one token; `where` names it for messages. */
+static mz_code read_layer(const json_import *in, json_t *layer, const char *where, uint16_t *expert,
+                          float *weight, mz_err *err) {
+    json_t *ids = json_object_get(layer, "selected_experts");
+    json_t *probs = json_object_get(layer, "selected_probs");
+    size_t k = (size_t)in->facts.top_k;
+    if (json_array_size(ids) != k || json_array_size(probs) != k)
+        return mz_fail(
+            err, MZ_EINPUT,
+            "%s: selected_experts and selected_probs must list %zu entries, as the first "
+            "token does",
+            where, k);
+    for (size_t i = 0; i < k; i++) {
+        json_t *id = json_array_get(ids, i), *prob = json_array_get(probs, i);
+        const char *fault = json_is_integer(id) ? mz_id_fault(json_integer_value(id),
+                                                              in->facts.experts, expert, (int32_t)i)
+                                                : "is not a whole number";
+        if (fault)
+            return mz_fail(err, MZ_EINPUT, "%s: selected_experts[%zu] %s", where, i, fault);
+        double value = json_number_value(prob);
+        if (!json_is_number(prob) || !(value >= 0) || !(value <= 1e30))
+            return mz_fail(err, MZ_EINPUT, "%s: selected_probs[%zu] is not a number of at least 0",
+                           where, i);
+        expert[i] = (uint16_t)json_integer_value(id);
+        weight[i] = (float)value;
+    }
+    return MZ_OK;
+}
+
+static mz_code read_token(const json_import *in, const char *path, json_t *data, size_t index,
+                          int64_t *position, uint16_t *expert, float *weight, mz_err *err) {
+    json_t *layers;
+    int64_t number;
+    mz_code code = token_layers(path, data, index, &layers, &number, err);
+    if (code)
+        return code;
+    if (index > 0 && number != *position + 1)
+        return mz_fail(err, MZ_EINPUT, "%s: router_data[%zu]: token_%lld follows token_%lld", path,
+                       index, (long long)number, (long long)*position);
+    *position = number;
+    if (json_object_size(layers) != (size_t)in->facts.layers)
+        return mz_fail(err, MZ_EINPUT, "%s: router_data[%zu]: %zu layers, not %d", path, index,
+                       json_object_size(layers), in->facts.layers);
+    for (int32_t l = 0; l < in->facts.layers; l++) {
+        char key[32], where[MZ_ERR_MAX / 2];
+        snprintf(key, sizeof key, "layer_%d", l);
+        snprintf(where, sizeof where, "%s: router_data[%zu].token_%lld.%s", path, index,
+                 (long long)number, key);
+        json_t *layer = json_object_get(layers, key);
+        if (!json_is_object(layer))
+            return mz_fail(err, MZ_EINPUT, "%s: not there", where);
+        code = read_layer(in, layer, where, expert + (size_t)l * (size_t)in->facts.top_k,
+                          weight + (size_t)l * (size_t)in->facts.top_k, err);
+        if (code)
+            return code;
+    }
+    return MZ_OK;
+}
+
+/* Layers, top-k and experts from the first file. 24 layers are gpt-oss-20b, 36 are gpt-oss-120b. */
+static mz_code take_shape(json_import *in, const char *path, json_t *data,
+                          const mz_import_options *options, mz_err *err) {
+    json_t *layers;
+    int64_t position;
+    mz_code code = token_layers(path, data, 0, &layers, &position, err);
+    if (code)
+        return code;
+    size_t count = json_object_size(layers);
+    size_t k =
+        json_array_size(json_object_get(json_object_get(layers, "layer_0"), "selected_experts"));
+    if (count == 0 || count > MZ_LAYERS_MAX || k == 0 || k > MZ_MAX_TOP_K)
+        return mz_fail(err, MZ_EINPUT, "%s: router_data[0]: no layer_0 with selected_experts",
+                       path);
+    mz_trace_facts *facts = &in->facts;
+    facts->layers = (int32_t)count;
+    facts->top_k = (int32_t)k;
+    facts->ranks = 1;
+    facts->has_weight = facts->has_sequences = facts->weights_normalized = true;
+    if (options->weights_normalized == 0)
+        facts->weights_normalized = false;
+    facts->experts = (int32_t)options->experts;
+    if (options->experts <= 0)
+        facts->experts = count == 24 ? 32 : count == 36 ? 128 : 0;
+    if (facts->experts == 0)
+        return mz_import_ask(err, path, "the number of experts is", "experts");
+    if (!options->name)
+        strcpy(facts->name, count == 24 ? "gpt-oss-20b" : count == 36 ? "gpt-oss-120b" : "unknown");
+    if (count == 24 || count == 36)
+        facts->hidden = facts->intermediate = 2880;
+    in->block.layers = facts->layers;
+    in->block.top_k = facts->top_k;
+    in->block.weights = true;
+    in->block.step_per_block = facts->step_meaning != MZ_STEP_NONE;
+    return MZ_OK;
+}
+
+static mz_code read_sequence(json_import *in, const char *path, json_t *root, json_t *data,
+                             mz_err *err) {
+    int64_t tokens = (int64_t)json_array_size(data), position = 0;
+    size_t row = (size_t)in->facts.layers * (size_t)in->facts.top_k;
+    const char *dataset = json_string_value(json_object_get(root, "dataset"));
+    int32_t domain = -1;
+    mz_code code = mz_block_begin(&in->block, tokens, in->writer, in->report, err);
+    for (int64_t t = 0; t < tokens && !code; t++)
+        code = read_token(in, path, data, (size_t)t, &position,
+                          mz_block_expert(&in->block) + (size_t)t * row,
+                          mz_block_weight(&in->block) + (size_t)t * row, err);
+    if (!code && dataset)
+        code = mz_domain_of(&in->domains, dataset, &domain, err);
+    return code ? code : mz_block_end(&in->block, tokens, true, domain, err);
+}
+
+/* One file; the first one (no writer yet) also settles the facts and creates the trace. */
+static mz_code read_file(json_import *in, const char *path, const mz_import_options *options,
+                         const char *output, const mz_trace_write_options *write, mz_err *err) {
+    json_t *root = NULL;
+    mz_code code = mz_json_load(path, &root, err);
+    if (code)
+        return code;
+    json_t *data = json_object_get(root, "router_data");
+    if (!json_is_array(data) || json_array_size(data) == 0)
+        code = mz_fail(err, MZ_EINPUT, "%s: no router_data, or no token in it", path);
+    if (!code && !in->writer) {
+        code = take_shape(in, path, data, options, err);
+        if (!code)
+            code = mz_trace_create(output, &in->facts, write, &in->writer, err);
+    }
+    if (!code)
+        code = read_sequence(in, path, root, data, err);
+    json_decref(root);
+    return code;
+}
+
+static mz_code import_files(mz_app *app, char **files, int count, const mz_import_options *options,
+                            const char *output, const mz_trace_write_options *write,
+                            mz_import_report *report, mz_err *err) {
+    static const mz_import_defaults defaults = {.source = "gpt-oss router fingerprints",
+                                                .licence = "Apache-2.0",
+                                                .router = "softmax",
+                                                .kind = MZ_TRACE_PAIRS,
+                                                .phase = MZ_PHASE_DECODE,
+                                                .meaning = MZ_STEP_NONE};
+    json_import *in = calloc(1, sizeof *in);
+    if (!in)
+        return mz_fail_nomem(err, "the importer");
+    in->app = app;
+    in->report = report;
+    mz_code code = mz_import_facts(app, options, &defaults, &in->facts, err);
+    mz_progress progress = mz_progress_start(&app->log, "importing", "files", count);
+    for (int i = 0; i < count && !code; i++) {
+        code = read_file(in, files[i], options, output, write, err);
+        if (!code)
+            code = mz_import_stopped(app, err);
+        mz_progress_update(&progress, i + 1);
+    }
+    mz_progress_end(&progress);
+    if (!code)
+        code = mz_block_write(&in->block, in->writer, report, err);
+    if (!code)
+        code = mz_trace_writer_close(&in->writer, err);
+    if (in->writer)
+        mz_trace_writer_abandon(&in->writer);
+    mz_block_free(&in->block);
+    mz_domains_free(&in->domains);
+    free(in);
+    return code;
+}
+
+const mz_importer mz_import_gpt_oss_json = {
+    .name = "gpt-oss-json",
+    .summary = "gpt-oss router fingerprints (.json), one file per sequence",
+    .recognise = recognise,
+    .import = import_files,
+};

@@ -1,0 +1,120 @@
+/* The SmartMoE training history as one array [steps, layers, ranks, micro-batches, experts] of
+ * selection counts. Steps were recorded every tenth iteration from 1 on (--step-stride says
+ * otherwise); tokens are pairs over top-k. */
+#include "traces/importers/common.h"
+#include "traces/importers/table.h"
+
+#include "traces/npy.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { RECORDED_STRIDE = 10 };
+
+static int recognise(const char *path, const unsigned char *head, size_t size) {
+    mz_npy_shape shape;
+    mz_err err;
+    if (mz_npy_parse(path, head, size, &shape, &err))
+        return 0;
+    return shape.dims == 5 && shape.kind != 'f' ? 60 : 0;
+}
+
+static mz_code take_shape(const char *path, const mz_npy_shape *shape,
+                          const mz_import_options *options, mz_trace_facts *facts, mz_err *err) {
+    const int64_t *extent = shape->extent;
+    if (shape->dims != 5 || shape->kind == 'f')
+        return mz_fail(err, MZ_EINPUT,
+                       "%s: not an integer array [steps, layers, ranks, micro-batches, experts]",
+                       path);
+    if (shape->elements == 0)
+        return mz_fail(err, MZ_EINPUT, "%s: the array is empty", path);
+    if (extent[1] > MZ_LAYERS_MAX || extent[2] > MZ_RANKS_MAX || extent[3] > MZ_RANKS_MAX ||
+        extent[4] > MZ_EXPERTS_MAX)
+        return mz_fail(err, MZ_EINPUT,
+                       "%s: the shape is not plausible; the axes must be steps, layers, ranks, "
+                       "micro-batches, experts",
+                       path);
+    if (options->experts > 0 && options->experts != extent[4])
+        return mz_fail(err, MZ_EINPUT, "%s: %lld experts in the file, but --experts %lld", path,
+                       (long long)extent[4], (long long)options->experts);
+    if (options->top_k <= 0)
+        return mz_import_ask(err, path, "the number of experts per token is", "top-k");
+    facts->layers = (int32_t)extent[1];
+    facts->ranks = (int32_t)extent[2];
+    facts->experts = (int32_t)extent[4];
+    facts->top_k = (int32_t)options->top_k;
+    facts->step_stride = options->step_stride > 0 ? options->step_stride : RECORDED_STRIDE;
+    return MZ_OK;
+}
+
+static mz_code read_steps(mz_app *app, mz_npy *npy, const mz_trace_facts *facts, int64_t *count,
+                          mz_trace_writer *writer, mz_import_report *report, mz_err *err) {
+    const int64_t *extent = npy->shape.extent;
+    int64_t steps = extent[0], each = npy->shape.elements / steps, token = 0;
+    mz_progress progress = mz_progress_start(&app->log, "importing", "steps", steps);
+    mz_code code = MZ_OK;
+    for (int64_t s = 0; s < steps && !code; s++) {
+        code = mz_npy_read_int(npy, count, each, err);
+        mz_counts_step step = {.step = 1 + facts->step_stride * s,
+                               .micro_batches = (int32_t)extent[3],
+                               .count = count,
+                               .batch_stride = extent[4],
+                               .rank_stride = extent[3] * extent[4],
+                               .layer_stride = extent[2] * extent[3] * extent[4]};
+        if (!code) {
+            code = mz_counts_write(&step, facts, writer, &token, report, err);
+            if (code == MZ_EINPUT)
+                mz_err_prefix(err, "%s: index %lld", mz_input_path(npy->input), (long long)s);
+        }
+        if (!code)
+            code = mz_import_stopped(app, err);
+        mz_progress_update(&progress, s + 1);
+    }
+    mz_progress_end(&progress);
+    return code ? code : mz_npy_finish(npy, err);
+}
+
+static mz_code import_files(mz_app *app, char **files, int count, const mz_import_options *options,
+                            const char *output, const mz_trace_write_options *write,
+                            mz_import_report *report, mz_err *err) {
+    static const mz_import_defaults defaults = {.name = "smartmoe-32e2k",
+                                                .source = "SmartMoE artifact, training history",
+                                                .licence = "GPL-3.0",
+                                                .router = "softmax",
+                                                .kind = MZ_TRACE_COUNTS,
+                                                .phase = MZ_PHASE_TRAIN,
+                                                .meaning = MZ_STEP_ITERATION};
+    mz_npy npy = {0};
+    mz_trace_facts facts;
+    mz_trace_writer *writer = NULL;
+    int64_t *counts = NULL;
+    if (count != 1)
+        return mz_fail(err, MZ_EINPUT, "smartmoe-npy takes one file, got %d", count);
+    mz_code code = mz_import_facts(app, options, &defaults, &facts, err);
+    if (!code)
+        code = mz_npy_open(files[0], &npy, err);
+    if (!code)
+        code = take_shape(files[0], &npy.shape, options, &facts, err);
+    if (!code) {
+        counts = calloc((size_t)(npy.shape.elements / npy.shape.extent[0]), sizeof *counts);
+        code = counts ? mz_trace_create(output, &facts, write, &writer, err)
+                      : mz_fail_nomem(err, "one step of counts");
+    }
+    if (!code)
+        code = read_steps(app, &npy, &facts, counts, writer, report, err);
+    if (!code)
+        code = mz_trace_writer_close(&writer, err);
+    if (writer)
+        mz_trace_writer_abandon(&writer);
+    free(counts);
+    mz_npy_close(&npy);
+    return code;
+}
+
+const mz_importer mz_import_smartmoe_npy = {
+    .name = "smartmoe-npy",
+    .summary =
+        "SmartMoE counts [steps, layers, ranks, micro-batches, experts] (.npy); needs --top-k",
+    .recognise = recognise,
+    .import = import_files,
+};

@@ -1,0 +1,7 @@
+#include "traces/importers/table.h"
+
+#include <stddef.h>
+
+const mz_importer *const mz_importers[] = {&mz_import_smartmoe_log, &mz_import_smartmoe_npy,
+                                           &mz_import_npy_ids,      &mz_import_gpt_oss_json,
+                                           &mz_import_laer_csv,     NULL};

@@ -1,0 +1,10 @@
+/* The importers that the table names; one file each in this folder. */
+#ifndef MIZAN_TRACES_IMPORTERS_TABLE_H
+#define MIZAN_TRACES_IMPORTERS_TABLE_H
+
+#include "traces/importer.h"
+
+extern const mz_importer mz_import_smartmoe_log, mz_import_smartmoe_npy, mz_import_npy_ids,
+    mz_import_gpt_oss_json, mz_import_laer_csv;
+
+#endif
