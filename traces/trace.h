@@ -76,6 +76,12 @@ typedef struct mz_trace_sequence {
     int32_t domain;               /* -1 unknown */
 } mz_trace_sequence;
 
+/* Facts of a step, where recorded; NaN: unknown. */
+typedef struct mz_trace_step {
+    int64_t step;
+    double loss, learning_rate, wall_time; /* nat per token, -, s */
+} mz_trace_step;
+
 /* ---- reading --------------------------------------------------------------------------------- */
 
 typedef struct mz_trace mz_trace;
@@ -89,6 +95,10 @@ const mz_trace_facts *mz_trace_facts_of(const mz_trace *trace);
 const char *mz_trace_path(const mz_trace *trace);
 int64_t mz_trace_calls(const mz_trace *trace, const mz_trace_call **calls);
 int64_t mz_trace_sequences(const mz_trace *trace, const mz_trace_sequence **sequences);
+int64_t mz_trace_steps(const mz_trace *trace, const mz_trace_step **steps);
+/* False when the writer never closed the file: it then holds what was flushed, without a last
+ * micro-batch that lacks layers. */
+bool mz_trace_complete(const mz_trace *trace);
 
 /* Buffers for a range of tokens of one call; NULL members are not read. Sizes: pairs or tokens of
  * the range. Values are validated (expert < E, weight finite and >= 0, norms likewise); the first
