@@ -75,7 +75,7 @@ static mz_code set_shape(const mz_profile *profile, const cluster_spec *spec, mz
                        "cluster %s: scale_out.nics is 0, so it has one node of %lld GPUs at most",
                        spec->profile, (long long)node);
     if (spec->gpus * shared > RANKS_MAX)
-        return mz_fail(err, MZ_EINPUT, "cluster %s: %lld ranks are more than %d", cluster->name,
+        return mz_fail(err, MZ_EINPUT, "cluster %s: %lld ranks are more than %d", spec->profile,
                        (long long)(spec->gpus * shared), RANKS_MAX);
     cluster->gpus = (int32_t)spec->gpus;
     cluster->gpus_per_node = (int32_t)node;
