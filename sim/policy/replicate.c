@@ -211,7 +211,7 @@ int32_t mz_replicate_solve(mz_replicate *p, const mz_replicate_rule *rule, int32
                            const int64_t *total, const mz_replica **replica) {
     p->replicas = 0;
     int32_t domains = rule->whole_group ? 1 : p->domains;
-    for (int32_t d = 0; d < domains; d++) {
+    for (int32_t d = 0; d < domains && extra > 0; d++) {
         sort_loads(p, domains > 1 ? d : -1, total);
         if (p->members > 0)
             solve_domain(p, rule, extra, total);
