@@ -1,0 +1,219 @@
+/* Forward of one micro-batch: embedding, layers, head and loss.
+ *
+ * One MoE layer call: router; count exchange; host synchronisation and planning; transfers that the
+ * plan asks for before the products; pack; dispatch; experts; combine; unpack. Shared experts run
+ * on the compute stream while rows travel. A transfer that hides behind other layers is issued when
+ * the call before begins, so that it has one layer's time. */
+#include "sim/step/inside.h"
+
+#include <string.h>
+
+void step_need_each(mz_step *s, int32_t first, int32_t end, const mz_task *task) {
+    for (int32_t r = first; r < end; r++)
+        step_need(s, r, task[r]);
+}
+
+void step_keep_joined(mz_step *s, const step_at *at, int32_t members, mz_task *to) {
+    for (int32_t r = at->first; r < at->end; r++)
+        to[r] = members > 0 ? s->joined[r] : -1;
+}
+
+void step_build_attention(mz_step *s, int32_t layer) {
+    const bool window = s->model->is_sliding && s->model->is_sliding[layer];
+    for (int32_t r = 0; r < s->ranks; r++) {
+        const step_token_times *t = &s->times[r];
+        step_emit_other(s, r, PHASE_ATTENTION, layer,
+                        t->attention + (window ? t->window_scores : t->scores),
+                        s->launches.attention);
+    }
+}
+
+void step_build_dense(mz_step *s, int32_t layer) {
+    for (int32_t r = 0; r < s->ranks; r++)
+        step_emit_other(s, r, PHASE_DENSE, layer, s->times[r].dense, s->launches.ffn);
+}
+
+/* Sent rows are read from the layer's input and written to the send buffer. */
+static double pack_time(const mz_step *s, int64_t rows) {
+    return step_row_copies(s, rows, rows);
+}
+
+/* Rows come back per pair or per destination and are summed per token, with the residual. */
+static double unpack_time(const mz_step *s, int64_t rows, int64_t tokens) {
+    return step_row_copies(s, rows + tokens, tokens);
+}
+
+static void count_stage(mz_step *s, const step_at *at) {
+    /* Planners that see current counts need every rank's; others only how many rows arrive. */
+    const bool all = s->traits.sees & MZ_SEES_CURRENT;
+    const int64_t experts = s->model->experts;
+    step_build_counts(s, at, 4 * (all ? experts : (experts + s->ep - 1) / s->ep));
+    const bool planned = s->options.effects.planner && step_moves_decided(s);
+    const double planner = planned ? s->planner_cost : 0;
+    const double sync = s->options.effects.launches ? s->cluster->device.sync_s : 0;
+    if (!s->options.effects.launches && planner == 0)
+        return;
+    for (int32_t r = at->first; r < at->end; r++)
+        step_host_sync(s, r, s->ep > 1 ? s->joined[r] : s->last[r], sync + planner, at->layer);
+}
+
+void step_build_early_moves(mz_step *s, const step_at *at, mz_move_phase phase) {
+    if (step_build_moves(s, at, phase, MZ_HIDE_NOTHING, true) > 0)
+        step_need_each(s, at->first, at->end, s->joined);
+    step_keep_joined(s, at, step_build_moves(s, at, phase, MZ_HIDE_PACK, true), s->before_dispatch);
+    step_keep_joined(s, at, step_build_moves(s, at, phase, MZ_HIDE_DISPATCH, true),
+                     s->before_products);
+}
+
+void step_prefetch(mz_step *s, int32_t micro_batch, int32_t moe, int32_t group,
+                   mz_move_phase phase) {
+    const int32_t first = group * s->ep;
+    if (moe < 0 || moe >= s->moe) {
+        for (int32_t r = first; r < first + s->ep; r++)
+            s->prefetched[r] = -1;
+        return;
+    }
+    const step_at next = step_at_of(s, micro_batch, moe, group);
+    step_keep_joined(s, &next, step_build_moves(s, &next, phase, MZ_HIDE_LAYERS, true),
+                     s->prefetched);
+}
+
+static void router_stage(mz_step *s, const step_at *at) {
+    for (int32_t r = at->first; r < at->end; r++)
+        s->span_first[r] =
+            step_emit(s, r, PHASE_ROUTER, at->layer, s->times[r].router, s->launches.router);
+}
+
+static void pack_stage(mz_step *s, const step_at *at) {
+    for (int32_t r = 0; r < s->ep; r++)
+        step_emit_other(s, at->first + r, PHASE_PACK, at->layer, pack_time(s, at->work[r].packed),
+                        1);
+}
+
+/* Rows that came once for several experts of this rank are written once per pair. */
+static void expand_stage(mz_step *s, const step_at *at) {
+    for (int32_t r = 0; r < s->ep && s->options.dispatch != MZ_DISPATCH_PAIR; r++)
+        step_emit_other(s, at->first + r, PHASE_PACK, at->layer,
+                        step_row_copies(s, at->work[r].rows, at->work[r].rows), 1);
+}
+
+static void expert_stage(mz_step *s, const step_at *at, bool exchange) {
+    const bool shared = s->model->shared_intermediate > 0;
+    for (int32_t r = at->first; r < at->end; r++) {
+        s->beside[r] = shared ? step_emit_aside(s, r, PHASE_DENSE, at->layer, s->times[r].shared,
+                                                s->launches.ffn)
+                              : -1;
+        if (exchange)
+            step_need(s, r, s->joined[r]);
+        step_need(s, r, s->before_products[r]);
+        step_need(s, r, s->due[r]);
+    }
+    expand_stage(s, at);
+    for (int32_t r = 0; r < s->ep; r++)
+        step_emit(s, at->first + r, PHASE_EXPERTS, at->layer, at->work[r].expert_s, 3);
+}
+
+static void unpack_stage(mz_step *s, const step_at *at, bool exchange) {
+    const int64_t *tokens = s->tokens + (int64_t)at->micro_batch * s->ranks;
+    for (int32_t r = at->first; r < at->end; r++) {
+        if (exchange)
+            step_need(s, r, s->joined[r]);
+        step_need(s, r, s->beside[r]);
+        const mz_task last =
+            step_emit_other(s, r, PHASE_UNPACK, at->layer,
+                            unpack_time(s, at->work[r - at->first].packed, tokens[r]), 1);
+        step_span_add(s, s->span_first[r], last);
+    }
+}
+
+static void no_moves(mz_step *s, const step_at *at) {
+    for (int32_t r = at->first; r < at->end; r++)
+        s->before_dispatch[r] = s->before_products[r] = s->due[r] = -1;
+}
+
+void step_build_moe(mz_step *s, const step_at *at, bool again) {
+    const bool exchange = s->ep > 1 && (!again || s->options.effects.recompute_exchange);
+    no_moves(s, at);
+    if (!again) {
+        for (int32_t r = at->first; r < at->end; r++)
+            s->due[r] = s->prefetched[r];
+        step_prefetch(s, at->micro_batch, at->moe + 1, at->group, MZ_MOVE_FORWARD);
+    }
+    router_stage(s, at);
+    if (!again) {
+        count_stage(s, at);
+        step_build_early_moves(s, at, MZ_MOVE_FORWARD);
+    }
+    pack_stage(s, at);
+    if (exchange)
+        step_build_rows(s, at, TRAFFIC_DISPATCH, PHASE_DISPATCH, s->before_dispatch);
+    expert_stage(s, at, exchange);
+    if (exchange)
+        step_build_rows(s, at, TRAFFIC_COMBINE, PHASE_COMBINE, NULL);
+    unpack_stage(s, at, exchange);
+}
+
+/* Weights of both families; on one stream, so the last exchange ends last. May start when the layer
+ * before the one being computed is done: one layer ahead. */
+void step_build_layer_gather(mz_step *s, int32_t layer) {
+    const double n = s->ranks, copies = s->groups;
+    const step_join join = {STREAM_MOVE, PHASE_PARAMETER_GATHER, layer, true, NULL};
+    for (int32_t r = 0; r < s->ranks; r++)
+        s->gathered[r] = -1;
+    if (step_ring(s, 0, 1, s->ranks, (double)s->sizes.dense_layer[layer] * (n - 1) / n, n - 1,
+                  join) > 0)
+        memcpy(s->gathered, s->joined, sizeof *s->gathered * (size_t)s->ranks);
+    for (int32_t r = 0; r < s->ep; r++) {
+        const double bytes = (double)s->sizes.expert_layer[layer] * (copies - 1) / copies;
+        if (step_ring(s, r, s->ep, s->groups, bytes, copies - 1, join) > 0)
+            for (int32_t g = 0; g < s->groups; g++)
+                s->gathered[r + g * s->ep] = s->joined[r + g * s->ep];
+    }
+}
+
+static void next_gather(mz_step *s, int32_t layer) {
+    if (s->options.zero < 3)
+        return;
+    step_need_each(s, 0, s->ranks, s->gathered);
+    step_build_layer_gather(s, layer);
+}
+
+static void start_micro_batch(mz_step *s, int32_t micro_batch) {
+    const int64_t *tokens = s->tokens + (int64_t)micro_batch * s->ranks;
+    for (int32_t r = 0; r < s->ranks; r++) {
+        if (r > 0 && tokens[r] == tokens[r - 1])
+            s->times[r] = s->times[r - 1];
+        else
+            step_token_times_of(s, tokens[r], &s->times[r]);
+    }
+}
+
+void step_build_forward(mz_step *s, int32_t micro_batch) {
+    int32_t moe = 0;
+    start_micro_batch(s, micro_batch);
+    for (int32_t g = 0; g < s->groups; g++)
+        step_prefetch(s, micro_batch, 0, g, MZ_MOVE_FORWARD);
+    if (s->options.zero >= 3)
+        step_build_layer_gather(s, s->layers); /* embedding and head */
+    next_gather(s, 0);
+    for (int32_t r = 0; r < s->ranks; r++)
+        step_emit_other(s, r, PHASE_DENSE, s->layers, s->times[r].embed, 1);
+    for (int32_t l = 0; l < s->layers; l++) {
+        if (l + 1 < s->layers)
+            next_gather(s, l + 1);
+        else if (s->options.zero >= 3)
+            step_need_each(s, 0, s->ranks, s->gathered);
+        step_build_attention(s, l);
+        if (!s->model->is_moe[l]) {
+            step_build_dense(s, l);
+            continue;
+        }
+        for (int32_t g = 0; g < s->groups; g++) {
+            const step_at at = step_at_of(s, micro_batch, moe, g);
+            step_build_moe(s, &at, false);
+        }
+        moe++;
+    }
+    for (int32_t r = 0; r < s->ranks; r++)
+        step_emit_other(s, r, PHASE_LOSS, s->layers, s->times[r].loss, 8);
+}

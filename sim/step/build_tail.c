@@ -1,0 +1,63 @@
+/* After the last micro-batch: gradient reduction (ZeRO 0: all-reduce, 1: reduce-scatter; 2 and 3
+ * did it layer by layer in backward), gradient norm, optimizer, parameter gather (ZeRO 1, 2), and
+ * the transfers that a policy makes once per step. A ring collective over n ranks sends (n-1)/n of
+ * the buffer to the neighbour in n-1 rounds, an all-reduce twice that (Patarasuk and Yuan, 2009).
+ */
+#include "sim/step/inside.h"
+
+#include <math.h>
+
+static void ring_all(mz_step *s, double bytes, double passes, step_phase phase) {
+    const double n = s->ranks;
+    const step_join join = {STREAM_MOVE, phase, s->layers, true, NULL};
+    if (step_ring(s, 0, 1, s->ranks, passes * bytes * (n - 1) / n, passes * (n - 1), join) > 0)
+        step_need_each(s, 0, s->ranks, s->joined);
+}
+
+static void ring_copies(mz_step *s, double bytes, double passes, step_phase phase) {
+    const double n = s->groups;
+    const step_join join = {STREAM_MOVE, phase, s->layers, true, NULL};
+    for (int32_t r = 0; r < s->ep; r++)
+        if (step_ring(s, r, s->ep, s->groups, passes * bytes * (n - 1) / n, passes * (n - 1),
+                      join) > 0)
+            for (int32_t g = 0; g < s->groups; g++)
+                step_need(s, r + g * s->ep, s->joined[r + g * s->ep]);
+}
+
+/* Norm of the gradients: one pass, a scalar all-reduce (a tree: 2 log2 n rounds), and the host
+ * reads it before it issues the update. */
+static void gradient_norm(mz_step *s) {
+    const double time = mz_cost_memory(&s->cluster->device, (double)s->sizes.shard_gradients);
+    for (int32_t r = 0; r < s->ranks; r++)
+        step_emit_other(s, r, PHASE_OPTIMIZER, s->layers, time, 2);
+    if (!s->options.effects.other_work)
+        return;
+    const step_join join = {STREAM_MOVE, PHASE_GRADIENT_REDUCE, s->layers, true, NULL};
+    const int32_t members = step_ring(s, 0, 1, s->ranks, 4, 2 * ceil(log2((double)s->ranks)), join);
+    for (int32_t r = 0; r < s->ranks && s->options.effects.launches; r++)
+        step_host_sync(s, r, members > 0 ? s->joined[r] : s->last[r], s->cluster->device.sync_s,
+                       s->layers);
+    if (members > 0)
+        step_need_each(s, 0, s->ranks, s->joined);
+}
+
+void step_build_tail(mz_step *s) {
+    const step_sizes *z = &s->sizes;
+    const double passes = s->options.zero == 0 ? 2 : 1;
+    step_need_each(s, 0, s->ranks, s->reduced);
+    step_need_each(s, 0, s->ranks, s->scattered);
+    if (s->options.zero < 2) {
+        ring_all(s, (double)z->dense_weights, passes, PHASE_GRADIENT_REDUCE);
+        ring_copies(s, (double)z->expert_weights, passes, PHASE_GRADIENT_REDUCE);
+    }
+    gradient_norm(s);
+    const double update = mz_cost_memory(&s->cluster->device, z->update_bytes);
+    for (int32_t r = 0; r < s->ranks; r++)
+        step_emit_other(s, r, PHASE_OPTIMIZER, s->layers, update, 4);
+    if (s->options.zero == 1 || s->options.zero == 2) {
+        ring_all(s, (double)z->dense_weights, 1, PHASE_PARAMETER_GATHER);
+        ring_copies(s, (double)z->expert_weights, 1, PHASE_PARAMETER_GATHER);
+    }
+    for (int32_t g = 0; g < s->groups; g++)
+        step_build_step_moves(s, g);
+}

@@ -1,0 +1,397 @@
+/* What the files of this room share: the condensed form of a plan, the builder of tasks, sizes.
+ * Nothing here is used outside sim/step.
+ *
+ * One mz_step holds, between begin and finish, one record per (micro-batch, MoE layer, group): the
+ * integer rows of every rank, its traffic, and the time of its expert products. finish turns the
+ * records into tasks. Ranks are global unless called local (0 .. ep-1 inside a group). */
+#ifndef MIZAN_SIM_STEP_INSIDE_H
+#define MIZAN_SIM_STEP_INSIDE_H
+
+#include "common/base/rng.h"
+#include "sim/step/step.h"
+
+typedef enum step_phase {
+    PHASE_ATTENTION,
+    PHASE_ROUTER,
+    PHASE_COUNT_EXCHANGE,
+    PHASE_PLANNER,
+    PHASE_WEIGHT_MOVE,
+    PHASE_PACK,
+    PHASE_DISPATCH,
+    PHASE_EXPERTS,
+    PHASE_COMBINE,
+    PHASE_UNPACK,
+    PHASE_DENSE,
+    PHASE_LOSS,
+    PHASE_SCORE,
+    PHASE_BACKWARD_PACK,
+    PHASE_BACKWARD_DISPATCH,
+    PHASE_BACKWARD_EXPERTS,
+    PHASE_BACKWARD_COMBINE,
+    PHASE_BACKWARD_OTHER,
+    PHASE_REPLICA_REDUCE,
+    PHASE_GRADIENT_REDUCE,
+    PHASE_OPTIMIZER,
+    PHASE_PARAMETER_GATHER,
+    PHASE_LAUNCH_WAIT,
+    PHASES
+} step_phase;
+
+/* Device queues of a rank when order matters (effects.fifo); otherwise one per phase. */
+typedef enum step_stream { STREAM_COMPUTE, STREAM_COMM, STREAM_MOVE, STREAMS } step_stream;
+
+/* One fp32 number that travels with a kept pair of a lossy plan besides its rows: the weight w when
+ * activations are re-sent, the router's gradient with the backward combine (lrmoe.md section 2). */
+enum { PAIR_NUMBER_BYTES = 4 };
+
+/* Rows that cross the network, by port; rows between ranks of one device are in none of them. */
+typedef struct step_lanes {
+    int64_t send_in, recv_in, send_out, recv_out;
+} step_lanes;
+
+/* One rank's part of one layer call. Rows are pairs, or tokens per destination where dispatch sends
+ * a token once; padded rows included when the policy pads to capacity. */
+typedef struct step_rank_work {
+    int64_t rows, back_rows; /* pairs computed here */
+    int64_t again_rows;      /* of back_rows: gate and up are computed again from a re-sent x */
+    int64_t packed, back_packed, again_packed; /* rows this source sends, to itself included */
+    step_lanes forward, backward, again;
+    double expert_s, back_expert_s;
+    int32_t hosted; /* replicas here: instances that are not their expert's first */
+} step_rank_work;
+
+/* Traffic between two ranks of one call; kept only for the flow network. */
+typedef struct step_message {
+    int32_t src, dst;
+    int64_t rows, again;
+} step_message;
+
+typedef struct step_call {
+    bool present, lossy; /* lossy: backward differs from forward, so scores and selection run */
+    uint32_t move_mask;  /* bit 8 * phase + hide: there are such moves */
+    int64_t off_rows, back_off_rows, again_off_rows;        /* rows that leave their rank */
+    int64_t message, messages, back_message, back_messages; /* ranges of step->message */
+    int64_t move, moves;                                    /* range of step->move */
+} step_call;
+
+/* Kernel times of one rank and micro-batch that follow from its tokens alone, and their launches.
+ */
+typedef struct step_token_times {
+    double attention, attention_back, router, router_back, dense, dense_back, shared, shared_back;
+    double embed, embed_back, loss, score, selective;
+    double scores, scores_back, window_scores, window_scores_back; /* of full and windowed layers */
+} step_token_times;
+
+/* Values per token: query, key and value rows, attention's output; gate and up together per pair.
+ */
+typedef struct step_widths {
+    int64_t query, key, value, output, up;
+} step_widths;
+
+typedef struct step_launches {
+    int attention, attention_back, router, router_back, ffn, ffn_back;
+} step_launches;
+
+/* Bytes on one rank; formulas in sizes.c. */
+typedef struct step_sizes {
+    /* per token, from forward to the layer's backward; input: of the layer, all that full
+     * recomputation keeps */
+    int64_t input, attention, dense, shared, router;
+    /* per token, inside one part of backward */
+    int64_t attention_work, dense_work, shared_work, logits, loss_work;
+    /* per pair: a row, gate and up, the activation */
+    int64_t row, gate_up, act;
+    /* for the whole step */
+    int64_t weights, gradients, optimizer, replicas, workspace, communication, context;
+    int64_t resident;     /* their sum */
+    int64_t replica_slot; /* one replica held from forward to backward; 0: slots are resident */
+    int64_t temporaries;  /* of the optimizer's update */
+    /* weight bytes of each layer, and at [layers] of embedding, final norm and head: those that all
+     * ranks hold alike, and those of the rank's experts */
+    int64_t *dense_layer, *expert_layer;
+    int64_t dense_weights, expert_weights; /* sums of these */
+    double update_bytes;                   /* of the optimizer through the rank's memory */
+    int64_t shard_gradients;               /* read once more for the gradient norm */
+} step_sizes;
+
+typedef struct step_exchange_mark {
+    mz_task first;
+    int32_t members;
+} step_exchange_mark;
+
+typedef struct step_span {
+    mz_task first, last;
+} step_span;
+
+enum { NEEDS = 6 };
+/* What the next compute task of a rank must wait for, besides the one before it. */
+typedef struct step_needs {
+    mz_task task[NEEDS];
+    int count;
+} step_needs;
+
+typedef struct step_interval {
+    double begin, end;
+} step_interval;
+
+struct mz_step {
+    const mz_model *model;
+    const mz_cluster *cluster;
+    mz_step_options options;
+    mz_policy_traits traits;
+    int32_t ranks, ep, groups, layers, moe;
+    int32_t *moe_layer;               /* [moe] model layer of each MoE layer */
+    int32_t full_layer, window_layer; /* one of each kind; equal when there is but one */
+    int64_t sequence, mains;
+    mz_cost_effects cost;
+    double planner_cost;
+    step_launches launches;
+    step_widths width;
+    step_sizes sizes;
+
+    /* this step */
+    int64_t number, ordinal; /* as the trace numbers it; 0, 1, 2, ... */
+    int32_t micro_batches;
+    int64_t *tokens; /* [micro_batches][ranks] */
+    size_t tokens_cap;
+    step_call *call; /* [micro_batches][moe][groups] */
+    size_t call_cap;
+    step_rank_work *work; /* [micro_batches][moe][ranks] */
+    size_t work_cap;
+    step_message *message;
+    size_t messages, message_cap;
+    mz_move *move; /* global ranks */
+    size_t moves, move_cap;
+    int64_t
+        *saved; /* [ranks] token buffers and replicas kept by the calls so far of a micro-batch */
+    int32_t saved_micro_batch;
+    int64_t *caps; /* [ep] answer of mz_step_budget */
+
+    /* scratch of condense, sized for one group */
+    int32_t *by_rank, *rank_begin; /* instances sorted by rank */
+    int64_t *expert_rows;          /* rows of a rank's instances */
+    int32_t instance_cap;
+    int64_t *matrix, *matrix_again; /* [ep][ep] when a matrix is needed */
+    int64_t *source_rows;           /* [ep] forward pairs of one instance by source; zero between */
+    int64_t *instance_again;        /* [instances] rows computed again */
+    int64_t *capacity;              /* [ep] padded rows of one expert by source */
+    int64_t *cell;                  /* [ep * experts + 1] entries by (source, expert) */
+    size_t cell_cap;
+    int32_t *cell_rank; /* [entries] */
+    int64_t *cell_pairs;
+    size_t entry_cap;
+    int64_t *stamp; /* [2 * ep] last token seen by rank, by domain */
+
+    /* builder */
+    mz_graph *graph;
+    mz_queue *queue; /* [ranks][queues] */
+    int32_t queues;
+    mz_code code;
+    mz_err *err;
+    step_token_times *times;      /* [ranks] of the micro-batch being built */
+    double *persistent;           /* [ranks] noise factor of the device */
+    int64_t *drawn;               /* [ranks] jitters drawn */
+    mz_task *last;                /* [ranks] last compute task */
+    step_needs *needs;            /* [ranks] */
+    mz_task *joined;              /* [ranks] tasks of the last exchange */
+    mz_task *span_first, *beside; /* [ranks] first task of a span; work beside an exchange */
+    mz_task *before_dispatch, *before_products, *before_end; /* [ranks] moves awaited there */
+    mz_task *prefetched, *due;     /* [ranks] moves ahead of time: of the next call, of this one */
+    mz_task *gathered;             /* [ranks] weights of the next layer (ZeRO 3) */
+    mz_task *reduced, *scattered;  /* [ranks] last replica and gradient reductions that only the
+                                 optimizer awaits */
+    int32_t *all_ranks;            /* [ranks] 0, 1, 2, ... */
+    int32_t *member;               /* [ranks] members of an exchange being collected */
+    int32_t *peers_in, *peers_out; /* [ranks] other devices of the group in and out of the domain */
+    double *lane[4];     /* [ranks] bytes by global rank: send/recv inside, send/recv outside */
+    double *lane_out[4]; /* [ranks] the same, by member */
+    bool *touched;       /* [ranks] */
+    double *every[2];    /* [ranks] parts sent to, received from every rank of the group */
+    bool every_used;
+    mz_message *sending;
+    size_t sending_cap, sendings;
+    step_exchange_mark *mark;
+    size_t marks, mark_cap;
+    step_span *span;
+    size_t spans, span_cap;
+    double planner_s, sent, received;
+    int64_t transfer_bytes, traffic_bytes[5]; /* by step_traffic */
+
+    /* outcome */
+    double *busy;       /* [ranks] */
+    double *phase;      /* [ranks][PHASES] */
+    double *moe_span;   /* [ranks] */
+    int64_t *rank_peak; /* [ranks] */
+    double *begin;      /* [tasks] */
+    size_t begin_cap;
+    step_interval *interval;
+    size_t interval_cap;
+    int32_t *order; /* tasks sorted by rank */
+    size_t order_cap;
+    int64_t *order_begin; /* [ranks + 1] */
+    mz_arena arena;
+};
+
+/* ---- records -----------------------------------------------------------------------------------
+ */
+
+static inline step_call *step_call_at(const mz_step *s, int32_t micro_batch, int32_t moe,
+                                      int32_t group) {
+    return s->call + ((int64_t)micro_batch * s->moe + moe) * s->groups + group;
+}
+static inline step_rank_work *step_work_at(const mz_step *s, int32_t micro_batch, int32_t moe) {
+    return s->work + ((int64_t)micro_batch * s->moe + moe) * s->ranks;
+}
+static inline bool step_moves_decided(const mz_step *s) {
+    return s->traits.interval <= 1 || s->ordinal % s->traits.interval == 0;
+}
+
+/* ---- kernels (kernels.c) -----------------------------------------------------------------------
+ */
+
+step_widths step_widths_of(const mz_model *model);
+step_launches step_count_launches(const mz_model *model);
+void step_token_times_of(const mz_step *s, int64_t tokens, step_token_times *times);
+double step_expert_forward(const mz_step *s, const int64_t *rows, int32_t groups, int64_t total);
+double step_expert_backward(const mz_step *s, const int64_t *rows, int32_t groups, int64_t total);
+double step_expert_again(const mz_step *s, const int64_t *rows, int32_t groups, int64_t total);
+double step_select_time(const mz_step *s, int64_t pairs);
+double step_row_copies(const mz_step *s, int64_t read, int64_t written);
+
+/* ---- sizes (sizes.c) ---------------------------------------------------------------------------
+ */
+
+mz_code step_sizes_of(mz_step *s, mz_err *err);
+
+/* ---- condense (condense.c, spread.c) -----------------------------------------------------------
+ */
+
+mz_code step_condense(mz_step *s, const mz_load *load, const mz_pairs *pairs, const mz_plan *plan,
+                      int32_t group, step_call *call, step_rank_work *work, mz_err *err);
+/* Traffic when a token crosses once per destination rank or node; fills packed and lanes of `work`
+ * and adds rows to `matrix`. entry_* are the plan's forward or backward entries. */
+typedef struct step_entries {
+    const int64_t *begin, *pairs;
+    const int32_t *source;
+} step_entries;
+mz_code step_spread_tokens(mz_step *s, const mz_load *load, const mz_pairs *pairs,
+                           const mz_plan *plan, step_entries entries, int32_t first, bool backward,
+                           step_call *call, step_rank_work *work, mz_err *err);
+void step_lane_rows(const mz_step *s, int32_t src, int32_t dst, int64_t rows, step_lanes *from,
+                    step_lanes *to);
+
+/* ---- builder (builder.c) -----------------------------------------------------------------------
+ */
+
+typedef struct step_join {
+    step_stream stream;
+    step_phase phase;
+    int32_t layer;
+    bool after_compute;  /* members wait for their last compute task */
+    const mz_task *also; /* [ranks] further tasks to wait for, -1 none; or NULL */
+} step_join;
+
+/* A compute task of `rank`: waits for the one before and for the rank's needs. */
+mz_task step_emit(mz_step *s, int32_t rank, step_phase phase, int32_t layer, double seconds,
+                  int launches);
+/* The same for what effects.other_work covers: takes no time when that is off. */
+mz_task step_emit_other(mz_step *s, int32_t rank, step_phase phase, int32_t layer, double seconds,
+                        int launches);
+/* Other work beside the chain: it waits for the last compute task, later ones wait for it only
+ * where the caller says so (or because they are behind it on the stream). */
+mz_task step_emit_aside(mz_step *s, int32_t rank, step_phase phase, int32_t layer, double seconds,
+                        int launches);
+void step_need(mz_step *s, int32_t rank, mz_task task);
+void step_host_sync(mz_step *s, int32_t rank, mz_task after, double seconds, int32_t layer);
+/* Joins all members at once; their tasks are in s->joined[rank] until the next exchange. */
+void step_exchange(mz_step *s, const mz_exchange *exchange, step_join join);
+/* Bytes from src to dst are added to the exchange being collected; with `every` an equal part of
+ * bytes comes from (goes to) each rank of the rank's group. step_run_collected then builds it for
+ * the ranks in [first, end), which must cover all ends, and clears; it returns the number of
+ * members (0: nothing was collected, nothing is built) and leaves -1 in s->joined of those that
+ * take no part.*/
+void step_collect(mz_step *s, int32_t src, int32_t dst, double bytes);
+void step_collect_every(mz_step *s, int32_t rank, double bytes, bool from_every);
+int32_t step_run_collected(mz_step *s, int32_t first, int32_t end, double rounds, step_join join);
+/* Ring over ranks first, first+stride, ...: every member sends `bytes` in `rounds` rounds. Where
+ * the ring crosses domains of equal size, one ring per rank of a domain carries its part, as NCCL's
+ * channels do, so all NICs share what leaves the domain. */
+int32_t step_ring(mz_step *s, int32_t first, int32_t stride, int32_t members, double bytes,
+                  double rounds, step_join join);
+void step_span_add(mz_step *s, mz_task first, mz_task last);
+
+/* ---- exchanges of a layer call (traffic.c)
+ * ------------------------------------------------------- */
+
+typedef enum step_traffic {
+    TRAFFIC_DISPATCH,
+    TRAFFIC_COMBINE,
+    TRAFFIC_SCORES, /* of all pairs to their expert's rank, for a selection over all sources */
+    TRAFFIC_BACK_DISPATCH,
+    TRAFFIC_BACK_COMBINE
+} step_traffic;
+
+/* One layer call being built. */
+typedef struct step_at {
+    int32_t micro_batch, moe, group, layer, first, end;
+    const step_call *call;
+    const step_rank_work *work; /* [ep] */
+} step_at;
+step_at step_at_of(const mz_step *s, int32_t micro_batch, int32_t moe, int32_t group);
+
+/* Bytes of one off-rank row, of one that is computed again. */
+int64_t step_row_bytes(const mz_step *s, const step_call *call, step_traffic traffic);
+int64_t step_again_bytes(const mz_step *s, const step_call *call, step_traffic traffic);
+void step_build_rows(mz_step *s, const step_at *at, step_traffic traffic, step_phase phase,
+                     const mz_task *also);
+/* Every rank of the group sends `bytes` to every other. */
+void step_build_counts(mz_step *s, const step_at *at, int64_t bytes);
+/* Moves of one phase and hide rule, on the second communication stream; number of members. */
+int32_t step_build_moves(mz_step *s, const step_at *at, mz_move_phase phase, mz_move_hide hide,
+                         bool after_compute);
+void step_build_step_moves(mz_step *s, int32_t group);
+
+/* ---- parts of a step ---------------------------------------------------------------------------
+ */
+
+void step_build_forward(mz_step *s, int32_t micro_batch);
+void step_build_backward(mz_step *s, int32_t micro_batch);
+void step_build_tail(mz_step *s);
+/* Pieces of forward that recomputation repeats; again: inside backward. */
+void step_build_attention(mz_step *s, int32_t layer);
+void step_build_dense(mz_step *s, int32_t layer);
+void step_build_moe(mz_step *s, const step_at *at, bool again);
+/* ZeRO 3: weights of a layer to all ranks, ahead of their use; ZeRO 2, 3: its gradients to shards.
+ */
+void step_build_layer_gather(mz_step *s, int32_t layer);
+void step_build_layer_reduce(mz_step *s, int32_t layer);
+void step_need_each(mz_step *s, int32_t first, int32_t end, const mz_task *task);
+/* s->joined of the group into `to`, or -1 where there was no exchange. */
+void step_keep_joined(mz_step *s, const step_at *at, int32_t members, mz_task *to);
+/* The moves of a phase that the call's own work waits for: they block the rank, or
+ * s->before_dispatch or s->before_products keep their tasks. */
+void step_build_early_moves(mz_step *s, const step_at *at, mz_move_phase phase);
+/* The moves of call `moe` that hide behind other layers, issued now; tasks in s->prefetched. */
+void step_prefetch(mz_step *s, int32_t micro_batch, int32_t moe, int32_t group,
+                   mz_move_phase phase);
+
+/* ---- memory (timeline.c) -----------------------------------------------------------------------
+ */
+
+/* Bytes that stay from forward to backward of one MoE call besides per-token activations. */
+int64_t step_saved_of_call(const mz_step *s, const step_call *call, const step_rank_work *work);
+/* Per-token bytes that layer `layer` keeps from forward to backward. */
+int64_t step_saved_per_token(const mz_step *s, int32_t layer);
+int64_t step_saved_per_pair(const mz_step *s);
+/* Bytes alive per kept pair at the peak of a layer's backward products. */
+int64_t step_back_bytes_per_pair(const mz_step *s, bool again);
+int64_t step_capacity(const mz_step *s); /* device memory that one rank may use */
+mz_code step_memory(mz_step *s, mz_step_outcome *outcome, mz_err *err);
+
+/* ---- outcome (outcome.c) -----------------------------------------------------------------------
+ */
+
+mz_code step_collect_outcome(mz_step *s, const mz_graph_result *result, mz_step_outcome *outcome,
+                             mz_err *err);
+
+#endif

@@ -1,0 +1,441 @@
+#include "sim/step/inside.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const char *const phase_names[MZ_STEP_PHASES] = {
+    [PHASE_ATTENTION] = "attention",
+    [PHASE_ROUTER] = "router",
+    [PHASE_COUNT_EXCHANGE] = "count_exchange",
+    [PHASE_PLANNER] = "planner",
+    [PHASE_WEIGHT_MOVE] = "weight_move",
+    [PHASE_PACK] = "pack",
+    [PHASE_DISPATCH] = "dispatch",
+    [PHASE_EXPERTS] = "experts",
+    [PHASE_COMBINE] = "combine",
+    [PHASE_UNPACK] = "unpack",
+    [PHASE_DENSE] = "dense",
+    [PHASE_LOSS] = "loss",
+    [PHASE_SCORE] = "score",
+    [PHASE_BACKWARD_PACK] = "backward_pack",
+    [PHASE_BACKWARD_DISPATCH] = "backward_dispatch",
+    [PHASE_BACKWARD_EXPERTS] = "backward_experts",
+    [PHASE_BACKWARD_COMBINE] = "backward_combine",
+    [PHASE_BACKWARD_OTHER] = "backward_other",
+    [PHASE_REPLICA_REDUCE] = "replica_reduce",
+    [PHASE_GRADIENT_REDUCE] = "gradient_reduce",
+    [PHASE_OPTIMIZER] = "optimizer",
+    [PHASE_PARAMETER_GATHER] = "parameter_gather",
+    [PHASE_LAUNCH_WAIT] = "launch_wait",
+};
+
+_Static_assert((int)PHASES <= (int)MZ_STEP_PHASES, "every phase has a place in the outcome");
+
+const char *mz_step_phase_name(int phase) {
+    return phase >= 0 && phase < MZ_STEP_PHASES ? phase_names[phase] : NULL;
+}
+
+mz_step_options mz_step_defaults(int32_t ranks) {
+    int optimizers;
+    return (mz_step_options){.zero = 1,
+                             .ep = ranks,
+                             .dispatch = MZ_DISPATCH_PAIR,
+                             .recompute = MZ_RECOMPUTE_NONE,
+                             .temporaries = MZ_TEMPORARIES_FUSED,
+                             .network = MZ_NETWORK_PORT,
+                             .allocator = MZ_ALLOCATOR_EXACT,
+                             .optimizer = mz_optimizers(&optimizers)[0],
+                             .effects = {.launches = true,
+                                         .fifo = true,
+                                         .tiles = true,
+                                         .other_work = true,
+                                         .recompute_exchange = true,
+                                         .planner = true},
+                             .budget_memory_bytes = -1,
+                             .budget_network_bytes = -1};
+}
+
+/* ---- create and free
+ * ----------------------------------------------------------------------------- */
+
+static mz_code check_options(const mz_model *model, const mz_cluster *cluster,
+                             const mz_step_options *o, mz_err *err) {
+    if (o->zero < 0 || o->zero > 3)
+        return mz_fail(err, MZ_EINPUT, "ZeRO stage %d: there are 0, 1, 2 and 3", o->zero);
+    if (o->ep < 1 || cluster->ranks % o->ep != 0)
+        return mz_fail(err, MZ_EINPUT,
+                       "--ep %d does not divide %d ranks; give a divisor of the ranks", o->ep,
+                       cluster->ranks);
+    if (model->moe_layers < 1)
+        return mz_fail(err, MZ_EINPUT, "model %s has no mixture-of-experts layer", model->name);
+    if (!o->optimizer)
+        return mz_fail(err, MZ_EINTERNAL, "a step without an optimizer");
+    return MZ_OK;
+}
+
+static void find_layers(mz_step *s) {
+    int32_t moe = 0;
+    s->full_layer = s->window_layer = -1;
+    for (int32_t l = 0; l < s->layers; l++) {
+        const bool window = s->model->is_sliding && s->model->is_sliding[l];
+        if (window && s->window_layer < 0)
+            s->window_layer = l;
+        if (!window && s->full_layer < 0)
+            s->full_layer = l;
+        if (s->model->is_moe[l])
+            s->moe_layer[moe++] = l;
+    }
+    if (s->full_layer < 0)
+        s->full_layer = s->window_layer;
+    if (s->window_layer < 0)
+        s->window_layer = s->full_layer;
+}
+
+/* Other devices of the rank's group, inside its domain and outside. */
+static void count_peers(mz_step *s) {
+    const mz_topology *t = &s->cluster->topology;
+    for (int32_t first = 0; first < s->ranks; first += s->ep) {
+        const int32_t end = first + s->ep;
+        for (int32_t low = first, high; low < end; low = high) {
+            for (high = low; high < end && t->domain[high] == t->domain[low];)
+                high++;
+            for (int32_t a = low, b; a < high; a = b) {
+                for (b = a; b < high && t->device[b] == t->device[a];)
+                    b++;
+                for (int32_t r = a; r < b; r++) {
+                    s->peers_in[r] = high - low - (b - a);
+                    s->peers_out[r] = s->ep - (high - low);
+                }
+            }
+        }
+    }
+}
+
+static bool alloc_builder(mz_step *s) {
+    mz_arena *a = &s->arena;
+    const int32_t n = s->ranks;
+    mz_task **tasks[] = {&s->last,       &s->joined,          &s->span_first,      &s->beside,
+                         &s->prefetched, &s->before_dispatch, &s->before_products, &s->due,
+                         &s->gathered,   &s->reduced,         &s->scattered};
+    for (size_t i = 0; i < sizeof tasks / sizeof *tasks; i++)
+        if (!(*tasks[i] = MZ_NEW(a, mz_task, n)))
+            return false;
+    for (int i = 0; i < 4; i++)
+        if (!(s->lane[i] = MZ_NEW(a, double, n)) || !(s->lane_out[i] = MZ_NEW(a, double, n)))
+            return false;
+    for (int i = 0; i < 2; i++)
+        if (!(s->every[i] = MZ_NEW(a, double, n)))
+            return false;
+    s->times = MZ_NEW(a, step_token_times, n);
+    s->persistent = MZ_NEW(a, double, n);
+    s->drawn = MZ_NEW(a, int64_t, n);
+    s->needs = MZ_NEW(a, step_needs, n);
+    s->all_ranks = MZ_NEW(a, int32_t, n);
+    s->member = MZ_NEW(a, int32_t, n);
+    s->peers_in = MZ_NEW(a, int32_t, n);
+    s->peers_out = MZ_NEW(a, int32_t, n);
+    s->touched = MZ_NEW(a, bool, n);
+    s->busy = MZ_NEW(a, double, n);
+    s->phase = MZ_NEW(a, double, (int64_t)n *PHASES);
+    s->moe_span = MZ_NEW(a, double, n);
+    s->rank_peak = MZ_NEW(a, int64_t, n);
+    s->order_begin = MZ_NEW(a, int64_t, n + 1);
+    s->queue = MZ_NEW(a, mz_queue, (int64_t)n * s->queues);
+    return s->times && s->persistent && s->drawn && s->needs && s->all_ranks && s->member &&
+           s->peers_in && s->peers_out && s->touched && s->busy && s->phase && s->moe_span &&
+           s->rank_peak && s->order_begin && s->queue;
+}
+
+static bool alloc_condense(mz_step *s) {
+    mz_arena *a = &s->arena;
+    const int64_t cells = (int64_t)s->ep * s->ep;
+    const bool matrix = s->options.network == MZ_NETWORK_FLOW;
+    s->moe_layer = MZ_NEW(a, int32_t, s->moe);
+    s->by_rank = MZ_NEW(a, int32_t, s->instance_cap);
+    s->rank_begin = MZ_NEW(a, int32_t, s->ep + 1);
+    s->expert_rows = MZ_NEW(a, int64_t, s->instance_cap);
+    s->instance_again = MZ_NEW(a, int64_t, s->instance_cap);
+    s->source_rows = MZ_NEW(a, int64_t, s->ep);
+    s->capacity = MZ_NEW(a, int64_t, s->ep);
+    s->stamp = MZ_NEW(a, int64_t, 2 * (int64_t)s->ep);
+    s->caps = MZ_NEW(a, int64_t, s->ep);
+    s->saved = MZ_NEW(a, int64_t, s->ranks);
+    if (matrix) {
+        s->matrix = MZ_NEW(a, int64_t, cells);
+        s->matrix_again = MZ_NEW(a, int64_t, cells);
+    }
+    return s->moe_layer && s->by_rank && s->rank_begin && s->expert_rows && s->instance_again &&
+           s->source_rows && s->capacity && s->stamp && s->caps && s->saved &&
+           (!matrix || (s->matrix && s->matrix_again));
+}
+
+static void fill_constants(mz_step *s) {
+    const mz_device *d = &s->cluster->device;
+    for (int32_t r = 0; r < s->ranks; r++) {
+        const uint64_t device = (uint64_t)s->cluster->topology.device[r];
+        mz_rng rng = mz_rng_make(s->options.seed, mz_rng_stream(device, 0, 0, 2));
+        const double factor = 1 + d->noise_persistent * mz_rng_normal(&rng);
+        s->persistent[r] = factor < 0.5 ? 0.5 : factor;
+        s->all_ranks[r] = r;
+    }
+    find_layers(s);
+    count_peers(s);
+    s->launches = step_count_launches(s->model);
+    s->width = step_widths_of(s->model);
+}
+
+static mz_code make_graph(mz_step *s, mz_err *err) {
+    const int64_t hint = (int64_t)s->ranks * s->layers * 16;
+    mz_code code = mz_graph_create(s->ranks, &s->cluster->topology, s->options.network,
+                                   s->options.flow_accuracy, hint, &s->graph, err);
+    for (int64_t i = 0; code == MZ_OK && i < (int64_t)s->ranks * s->queues; i++)
+        code = mz_graph_queue(s->graph, (int32_t)(i / s->queues), &s->queue[i], err);
+    return code;
+}
+
+mz_code mz_step_create(const mz_model *model, const mz_cluster *cluster,
+                       const mz_step_options *options, const char *policy_name,
+                       const mz_policy_traits *traits, mz_step **step, mz_err *err) {
+    mz_code code = check_options(model, cluster, options, err);
+    mz_step *s = code == MZ_OK ? mz_calloc(1, sizeof *s) : NULL;
+    if (code != MZ_OK || !s)
+        return code != MZ_OK ? code : mz_fail_nomem(err, "a step");
+    s->model = model;
+    s->cluster = cluster;
+    s->options = *options;
+    s->traits = *traits;
+    s->ranks = cluster->ranks;
+    s->ep = options->ep;
+    s->groups = s->ranks / s->ep;
+    s->layers = model->layers;
+    s->moe = model->moe_layers;
+    s->mains = (model->experts + s->ep - 1) / s->ep;
+    s->sequence = options->sequence_length > 0 ? options->sequence_length : 4096;
+    s->cost = (mz_cost_effects){options->effects.tiles, options->effects.tiles};
+    s->queues = options->effects.fifo ? (int32_t)STREAMS : (int32_t)PHASES;
+    /* As mz_plan_create sizes plans. */
+    const int32_t filled = s->ep * traits->slots, free_form = 3 * model->experts + 2 * s->ep;
+    s->instance_cap = filled > free_form ? filled : free_form;
+    s->saved_micro_batch = -1;
+    if (alloc_builder(s) && alloc_condense(s))
+        fill_constants(s);
+    else
+        code = mz_fail_nomem(err, "a step");
+    if (code == MZ_OK)
+        code = mz_cost_planner(cluster, policy_name, s->ep, model->experts, &s->planner_cost, err);
+    if (code == MZ_OK)
+        code = step_sizes_of(s, err);
+    if (code == MZ_OK)
+        code = make_graph(s, err);
+    if (code != MZ_OK)
+        mz_step_free(&s);
+    *step = s;
+    return code;
+}
+
+void mz_step_free(mz_step **step) {
+    mz_step *s = *step;
+    if (!s)
+        return;
+    mz_graph_free(&s->graph);
+    void *const arrays[] = {s->tokens, s->call,      s->work,       s->message, s->move,
+                            s->cell,   s->cell_rank, s->cell_pairs, s->sending, s->mark,
+                            s->span,   s->begin,     s->interval,   s->order};
+    for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++)
+        free(arrays[i]);
+    mz_arena_free(&s->arena);
+    free(s);
+    *step = NULL;
+}
+
+/* ---- one step
+ * ------------------------------------------------------------------------------------ */
+
+mz_code mz_step_begin(mz_step *s, const mz_step_head *head, mz_err *err) {
+    if (head->layers != s->moe)
+        return mz_fail(err, MZ_EINPUT,
+                       "the trace has %d MoE layers, model %s has %d; pass the model it was "
+                       "recorded from",
+                       head->layers, s->model->name, s->moe);
+    const int64_t rows = (int64_t)head->micro_batches * s->ranks;
+    const int64_t calls = (int64_t)head->micro_batches * s->moe * s->groups;
+    const int64_t works = rows * s->moe;
+    if (!mz_grow((void **)&s->tokens, &s->tokens_cap, (size_t)rows, sizeof *s->tokens) ||
+        !mz_grow((void **)&s->call, &s->call_cap, (size_t)calls, sizeof *s->call) ||
+        !mz_grow((void **)&s->work, &s->work_cap, (size_t)works, sizeof *s->work))
+        return mz_fail_nomem(err, "the calls of a step");
+    memcpy(s->tokens, head->tokens, sizeof *s->tokens * (size_t)rows);
+    for (int64_t i = 0; i < calls; i++)
+        s->call[i].present = false;
+    s->number = head->step;
+    s->micro_batches = head->micro_batches;
+    s->messages = s->moves = 0;
+    s->saved_micro_batch = -1;
+    return MZ_OK;
+}
+
+static mz_code check_call(const mz_step *s, int32_t group, int32_t micro_batch, int32_t layer,
+                          const mz_load *load, mz_err *err) {
+    if (group < 0 || group >= s->groups || micro_batch < 0 || micro_batch >= s->micro_batches ||
+        layer < 0 || layer >= s->moe)
+        return mz_fail(err, MZ_EINTERNAL, "no call of group %d, micro-batch %d, layer %d in a step",
+                       group, micro_batch, layer);
+    if (load->sources != s->ep || load->experts != s->model->experts)
+        return mz_fail(err, MZ_EINTERNAL, "a load of %d sources and %d experts for %d ranks and %d",
+                       load->sources, load->experts, s->ep, s->model->experts);
+    return MZ_OK;
+}
+
+static void start_saving(mz_step *s, int32_t micro_batch) {
+    if (s->saved_micro_batch == micro_batch)
+        return;
+    memset(s->saved, 0, sizeof *s->saved * (size_t)s->ranks);
+    s->saved_micro_batch = micro_batch;
+}
+
+/* Forward rows that this call will leave on a local rank, before its plan is known: its own
+ * experts' pairs, or the mean where the policy spreads them over replicas. */
+static int64_t expected_rows(const mz_step *s, const mz_load *load, int32_t rank) {
+    if (s->traits.slots > s->mains)
+        return (load->pairs + s->ep - 1) / s->ep;
+    /* Block layout of mains (policy.h): the first E mod R ranks hold one more. */
+    const int32_t each = load->experts / s->ep, more = load->experts % s->ep;
+    const int32_t first = rank * each + (rank < more ? rank : more);
+    int64_t rows = 0;
+    for (int32_t e = first; e < first + each + (rank < more); e++)
+        rows += load->total[e];
+    return rows;
+}
+
+/* Rounding of an allocator costs at most one granule per buffer; a layer keeps up to eight. */
+static int64_t rounding_margin(const mz_step *s, int32_t layer) {
+    const int64_t granule = mz_memory_rounded(s->options.allocator, (1 << 20) + 1) - (1 << 20) - 1;
+    return (granule > 0 ? granule + 1 : 0) * 8 * (layer + 3);
+}
+
+/* Bytes in use when the backward products of model layer `layer` begin, without those products. */
+static int64_t held_at_backward(const mz_step *s, int32_t rank, int64_t tokens, int32_t layer) {
+    const step_sizes *z = &s->sizes;
+    const bool full = s->options.recompute == MZ_RECOMPUTE_FULL;
+    int64_t bytes = z->resident + 2 * z->input * tokens + s->saved[rank];
+    for (int32_t l = 0; l <= layer; l++)
+        bytes += step_saved_per_token(s, l) * tokens;
+    if (full)
+        bytes += (z->attention + z->router + z->shared) * tokens;
+    const bool copies = s->groups > 1;
+    const int64_t full_layer = z->dense_layer[layer] + (copies ? z->expert_layer[layer] : 0);
+    if (s->options.zero >= 2 && s->ranks > 1)
+        bytes += full_layer;
+    if (s->options.zero >= 3 && s->ranks > 1)
+        bytes += 2 * full_layer;
+    return bytes + rounding_margin(s, layer);
+}
+
+static int64_t rank_budget(const mz_step *s, int32_t group, int32_t micro_batch, int32_t layer,
+                           const mz_load *load, int32_t rank) {
+    const int32_t global = group * s->ep + rank;
+    const int64_t pair = step_back_bytes_per_pair(s, s->traits.resend);
+    if (s->options.budget_memory_bytes >= 0)
+        return (int64_t)(s->options.budget_memory_bytes / (double)pair);
+    const int64_t tokens = s->tokens[(int64_t)micro_batch * s->ranks + global];
+    int64_t left = step_capacity(s) - held_at_backward(s, global, tokens, s->moe_layer[layer]);
+    if (!s->traits.resend) {
+        const step_sizes *z = &s->sizes;
+        const bool full = s->options.recompute == MZ_RECOMPUTE_FULL;
+        const int64_t kept = full ? z->row + z->gate_up + z->act : step_saved_per_pair(s);
+        left -= expected_rows(s, load, rank) * kept;
+    }
+    return left > 0 ? left / pair : 0;
+}
+
+mz_code mz_step_budget(mz_step *s, int32_t group, int32_t micro_batch, int32_t layer,
+                       const mz_load *load, mz_budget *budget, mz_err *err) {
+    mz_code code = check_call(s, group, micro_batch, layer, load, err);
+    if (code != MZ_OK)
+        return code;
+    start_saving(s, micro_batch);
+    *budget = (mz_budget){.backward_rows = -1, .backward_send_rows = -1, .rank_rows = s->caps};
+    for (int32_t r = 0; r < s->ep; r++) {
+        s->caps[r] = rank_budget(s, group, micro_batch, layer, load, r);
+        if (budget->backward_rows < 0 || s->caps[r] < budget->backward_rows)
+            budget->backward_rows = s->caps[r];
+    }
+    const double row = (double)s->sizes.row;
+    const double sent = s->traits.resend ? 2 * row + PAIR_NUMBER_BYTES : row;
+    if (s->options.budget_network_bytes >= 0)
+        budget->backward_send_rows = (int64_t)(s->options.budget_network_bytes / sent);
+    return MZ_OK;
+}
+
+mz_code mz_step_add_call(mz_step *s, int32_t group, int32_t micro_batch, int32_t layer,
+                         const mz_load *load, const mz_pairs *pairs, const mz_plan *plan,
+                         mz_err *err) {
+    mz_code code = check_call(s, group, micro_batch, layer, load, err);
+    if (code != MZ_OK)
+        return code;
+    if (plan->ranks != s->ep || plan->experts != load->experts)
+        return mz_fail(err, MZ_EINTERNAL, "a plan of %d ranks and %d experts for %d and %d",
+                       plan->ranks, plan->experts, s->ep, load->experts);
+    start_saving(s, micro_batch);
+    step_call *call = step_call_at(s, micro_batch, layer, group);
+    step_rank_work *work = step_work_at(s, micro_batch, layer) + (int64_t)group * s->ep;
+    code = step_condense(s, load, pairs, plan, group, call, work, err);
+    for (int32_t r = 0; code == MZ_OK && r < s->ep; r++)
+        s->saved[group * s->ep + r] += step_saved_of_call(s, call, &work[r]);
+    return code;
+}
+
+static mz_code check_complete(const mz_step *s, mz_err *err) {
+    const int64_t calls = (int64_t)s->micro_batches * s->moe * s->groups;
+    for (int64_t i = 0; i < calls; i++)
+        if (!s->call[i].present)
+            return mz_fail(err, MZ_EINTERNAL,
+                           "step %lld was finished without group %lld of micro-batch %lld, layer "
+                           "%lld",
+                           (long long)s->number, (long long)(i % s->groups),
+                           (long long)(i / s->groups / s->moe),
+                           (long long)(i / s->groups % s->moe));
+    return MZ_OK;
+}
+
+static void clear_builder(mz_step *s, mz_err *err) {
+    mz_graph_clear(s->graph);
+    s->code = MZ_OK;
+    s->err = err;
+    s->marks = s->spans = 0;
+    s->sent = s->received = 0;
+    s->transfer_bytes = 0;
+    memset(s->traffic_bytes, 0, sizeof s->traffic_bytes);
+    for (int32_t r = 0; r < s->ranks; r++) {
+        s->last[r] = s->reduced[r] = s->scattered[r] = s->gathered[r] = s->prefetched[r] = -1;
+        s->needs[r].count = 0;
+        s->drawn[r] = 0;
+    }
+    const bool planned = s->options.effects.planner && step_moves_decided(s);
+    s->planner_s = planned ? s->planner_cost * s->moe * s->micro_batches : 0;
+}
+
+mz_code mz_step_finish(mz_step *s, mz_step_outcome *outcome, mz_err *err) {
+    mz_code code = check_complete(s, err);
+    if (code != MZ_OK)
+        return code;
+    *outcome = (mz_step_outcome){0};
+    clear_builder(s, err);
+    for (int32_t b = 0; b < s->micro_batches; b++) {
+        step_build_forward(s, b);
+        step_build_backward(s, b);
+    }
+    step_build_tail(s);
+    if (s->code != MZ_OK)
+        return s->code;
+    mz_graph_result result;
+    code = mz_graph_run(s->graph, &result, err);
+    if (code == MZ_OK)
+        code = step_collect_outcome(s, &result, outcome, err);
+    if (code == MZ_OK)
+        code = step_memory(s, outcome, err);
+    s->ordinal++;
+    return code;
+}

@@ -1,0 +1,173 @@
+/* Exchanges of one layer call: counts, rows, transfers of the plan. */
+#include "sim/step/inside.h"
+
+#include <string.h>
+
+step_at step_at_of(const mz_step *s, int32_t micro_batch, int32_t moe, int32_t group) {
+    return (step_at){.micro_batch = micro_batch,
+                     .moe = moe,
+                     .group = group,
+                     .layer = s->moe_layer[moe],
+                     .first = group * s->ep,
+                     .end = (group + 1) * s->ep,
+                     .call = step_call_at(s, micro_batch, moe, group),
+                     .work = step_work_at(s, micro_batch, moe) + (int64_t)group * s->ep};
+}
+
+int64_t step_row_bytes(const mz_step *s, const step_call *call, step_traffic traffic) {
+    const int64_t row = s->sizes.row;
+    const mz_policy_traits *t = &s->traits;
+    switch (traffic) {
+    case TRAFFIC_COMBINE:
+        return row + (call->lossy ? t->score_combine_bytes : 0);
+    case TRAFFIC_SCORES:
+        return t->score_home_bytes;
+    case TRAFFIC_BACK_DISPATCH:
+        return row + (call->lossy && t->resend ? PAIR_NUMBER_BYTES : 0);
+    case TRAFFIC_BACK_COMBINE:
+        return row + (call->lossy && !t->router_gradient_kept ? PAIR_NUMBER_BYTES : 0);
+    case TRAFFIC_DISPATCH:
+        break;
+    }
+    return row;
+}
+
+int64_t step_again_bytes(const mz_step *s, const step_call *call, step_traffic traffic) {
+    return traffic == TRAFFIC_BACK_DISPATCH && call->lossy ? s->sizes.row : 0;
+}
+
+static bool is_backward(step_traffic traffic) {
+    return traffic == TRAFFIC_BACK_DISPATCH || traffic == TRAFFIC_BACK_COMBINE;
+}
+
+static bool is_mirrored(step_traffic traffic) {
+    return traffic == TRAFFIC_COMBINE || traffic == TRAFFIC_BACK_COMBINE;
+}
+
+/* The call's messages as bytes; mirrored ones sorted again by their new source. */
+static void fill_messages(mz_step *s, const step_at *at, step_traffic traffic, mz_exchange *x) {
+    const bool back = is_backward(traffic), mirrored = is_mirrored(traffic);
+    const int64_t count = back ? at->call->back_messages : at->call->messages;
+    const step_message *in = s->message + (back ? at->call->back_message : at->call->message);
+    const double row = (double)step_row_bytes(s, at->call, traffic);
+    const double again = (double)step_again_bytes(s, at->call, traffic);
+    if (!mz_grow((void **)&s->sending, &s->sending_cap, (size_t)count, sizeof *s->sending)) {
+        s->code = mz_fail_nomem(s->err, "messages of an exchange");
+        return;
+    }
+    int32_t *next = s->rank_begin;
+    memset(next, 0, sizeof *next * (size_t)(s->ep + 1));
+    for (int64_t i = 0; mirrored && i < count; i++)
+        next[in[i].dst - at->first + 1]++;
+    for (int32_t r = 0; mirrored && r < s->ep; r++)
+        next[r + 1] += next[r];
+    for (int64_t i = 0; i < count; i++) {
+        const mz_message m = {mirrored ? in[i].dst : in[i].src, mirrored ? in[i].src : in[i].dst,
+                              row * (double)in[i].rows + again * (double)in[i].again};
+        s->sending[mirrored ? next[in[i].dst - at->first]++ : i] = m;
+    }
+    x->message = s->sending;
+    x->messages = count;
+}
+
+void step_build_rows(mz_step *s, const step_at *at, step_traffic traffic, step_phase phase,
+                     const mz_task *also) {
+    if (s->code != MZ_OK || s->ep == 1)
+        return;
+    const bool back = is_backward(traffic), mirrored = is_mirrored(traffic);
+    const int64_t row = step_row_bytes(s, at->call, traffic);
+    const int64_t again = step_again_bytes(s, at->call, traffic);
+    /* Mirrored: what was sent comes back. */
+    double *send_in = s->lane_out[mirrored], *recv_in = s->lane_out[!mirrored];
+    double *send_out = s->lane_out[2 + mirrored], *recv_out = s->lane_out[2 + !mirrored];
+    for (int32_t r = 0; r < s->ep; r++) {
+        const step_lanes *l = back ? &at->work[r].backward : &at->work[r].forward;
+        const step_lanes *a = &at->work[r].again;
+        send_in[r] = (double)(row * l->send_in + again * a->send_in);
+        recv_in[r] = (double)(row * l->recv_in + again * a->recv_in);
+        send_out[r] = (double)(row * l->send_out + again * a->send_out);
+        recv_out[r] = (double)(row * l->recv_out + again * a->recv_out);
+    }
+    mz_exchange x = {.members = s->ep,
+                     .rank = s->all_ranks + at->first,
+                     .send_inside = s->lane_out[0],
+                     .recv_inside = s->lane_out[1],
+                     .send_outside = s->lane_out[2],
+                     .recv_outside = s->lane_out[3],
+                     .rounds = 1};
+    if (s->options.network == MZ_NETWORK_FLOW)
+        fill_messages(s, at, traffic, &x);
+    step_exchange(s, &x, (step_join){STREAM_COMM, phase, at->layer, true, also});
+    s->traffic_bytes[traffic] += row * (back ? at->call->back_off_rows : at->call->off_rows) +
+                                 again * at->call->again_off_rows;
+}
+
+void step_build_counts(mz_step *s, const step_at *at, int64_t bytes) {
+    if (s->code != MZ_OK || s->ep == 1)
+        return;
+    for (int32_t r = 0; r < s->ep; r++) {
+        s->lane_out[0][r] = s->lane_out[1][r] = (double)(bytes * s->peers_in[at->first + r]);
+        s->lane_out[2][r] = s->lane_out[3][r] = (double)(bytes * s->peers_out[at->first + r]);
+    }
+    mz_exchange x = {.members = s->ep,
+                     .rank = s->all_ranks + at->first,
+                     .send_inside = s->lane_out[0],
+                     .recv_inside = s->lane_out[1],
+                     .send_outside = s->lane_out[2],
+                     .recv_outside = s->lane_out[3],
+                     .rounds = 1};
+    const size_t all = (size_t)s->ep * (size_t)(s->ep - 1);
+    if (s->options.network == MZ_NETWORK_FLOW) {
+        if (!mz_grow((void **)&s->sending, &s->sending_cap, all, sizeof *s->sending)) {
+            s->code = mz_fail_nomem(s->err, "messages of an exchange");
+            return;
+        }
+        for (int32_t a = at->first; a < at->end; a++)
+            for (int32_t b = at->first; b < at->end; b++)
+                if (a != b)
+                    s->sending[x.messages++] = (mz_message){a, b, (double)bytes};
+        x.message = s->sending;
+    }
+    step_exchange(s, &x, (step_join){STREAM_COMM, PHASE_COUNT_EXCHANGE, at->layer, true, NULL});
+}
+
+/* Adds one move to the exchange being collected. */
+static void collect_move(mz_step *s, const mz_move *m, int32_t *rounds) {
+    if (m->round + 1 > *rounds)
+        *rounds = m->round + 1;
+    if (m->src != MZ_EVERY_RANK && m->dst != MZ_EVERY_RANK) {
+        step_collect(s, m->src, m->dst, (double)m->bytes);
+        s->transfer_bytes += m->bytes;
+        return;
+    }
+    const bool from_every = m->src == MZ_EVERY_RANK;
+    step_collect_every(s, from_every ? m->dst : m->src, (double)m->bytes, from_every);
+    s->transfer_bytes += m->bytes - m->bytes / s->ep;
+}
+
+int32_t step_build_moves(mz_step *s, const step_at *at, mz_move_phase phase, mz_move_hide hide,
+                         bool after_compute) {
+    if (s->code != MZ_OK || !(at->call->move_mask >> (8 * phase + hide) & 1))
+        return 0;
+    int32_t rounds = 1;
+    for (int64_t i = at->call->move; i < at->call->move + at->call->moves; i++)
+        if (s->move[i].phase == phase && s->move[i].hide == hide)
+            collect_move(s, &s->move[i], &rounds);
+    const step_phase tag = phase == MZ_MOVE_REDUCE ? PHASE_REPLICA_REDUCE : PHASE_WEIGHT_MOVE;
+    return step_run_collected(s, at->first, at->end, rounds,
+                              (step_join){STREAM_MOVE, tag, at->layer, after_compute, NULL});
+}
+
+/* Transfers after the optimizer, of all layers together: they are issued at once. */
+void step_build_step_moves(mz_step *s, int32_t group) {
+    int32_t rounds = 1;
+    for (int32_t b = 0; b < s->micro_batches; b++)
+        for (int32_t m = 0; m < s->moe; m++) {
+            const step_call *call = step_call_at(s, b, m, group);
+            for (int64_t i = call->move; i < call->move + call->moves; i++)
+                if (s->move[i].phase == MZ_MOVE_STEP)
+                    collect_move(s, &s->move[i], &rounds);
+        }
+    step_run_collected(s, group * s->ep, (group + 1) * s->ep, rounds,
+                       (step_join){STREAM_MOVE, PHASE_WEIGHT_MOVE, s->layers, true, NULL});
+}
