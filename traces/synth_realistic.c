@@ -24,7 +24,7 @@ enum {
     SEQUENCE_TOPICS = 24 /* of one sequence */
 };
 
-static const double SIGMA_LOW = 0.2, SIGMA_HIGH = 1.0; /* over layers */
+static const double SIGMA_LOW = 0.3, SIGMA_HIGH = 0.9; /* over layers */
 static const double TASTE = 0.6;
 static const double TEAM = 14.0, TEAM_FALL = 0.9;
 static const double TOPIC_SKEW = 1.2;                 /* topics of low number come more often */
@@ -83,13 +83,22 @@ static double between(mz_rng *rng, double low, double high) {
     return low + (high - low) * mz_rng_uniform(rng);
 }
 
+/* Scaled so that the layer's standard deviation is sigma however few experts there are. */
 static void make_popularity(const mz_synth *synth, mz_realistic *r, double sigma) {
+    int64_t experts = synth->options.experts;
+    double mean = 0, square = 0;
     mz_rng rng = mz_synth_rng(synth, MZ_DRAW_DRIFT, r->layer, 0, 0, 0);
-    for (int64_t e = 0; e < synth->options.experts; e++) {
+    for (int64_t e = 0; e < experts; e++) {
         double a = mz_rng_normal(&rng), b = mz_rng_normal(&rng);
         double angle = 6.283185307179586 * (double)r->step / between(&rng, PERIOD_LOW, PERIOD_HIGH);
-        r->popularity[e] = sigma * (a * cos(angle) + b * sin(angle));
+        r->popularity[e] = a * cos(angle) + b * sin(angle);
+        mean += r->popularity[e] / (double)experts;
     }
+    for (int64_t e = 0; e < experts; e++)
+        square += (r->popularity[e] - mean) * (r->popularity[e] - mean) / (double)experts;
+    double scale = square > 0 ? sigma / sqrt(square) : 0;
+    for (int64_t e = 0; e < experts; e++)
+        r->popularity[e] = scale * (r->popularity[e] - mean);
 }
 
 static int by_key(const void *a, const void *b) {
