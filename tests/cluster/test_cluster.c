@@ -1,19 +1,10 @@
 /* Profiles, specs, routes and ports of clusters. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
+#include "tests/harness.h"
 
 #include "common/io/json.h"
 #include "sim/cluster/cluster.h"
 
 #include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
 
 static mz_cluster *load(const char *spec) {
     mz_cluster *cluster;
@@ -231,24 +222,21 @@ static void bad_specs(void **state) {
 static void refused(void (*change)(json_t *), const char *word, const char *other) {
     json_t *root;
     mz_err err = {0};
-    char path[] = "/tmp/mizan-profile-XXXXXX.json", spec[64];
-    assert_int_equal(
-        mz_json_load(MZ_SOURCE_DIR "/sim/cluster/profiles/a100-80gb.json", &root, &err), MZ_OK);
+    char folder[256], path[300], spec[320];
+    assert_ok(mz_json_load(MZ_SOURCE_DIR "/sim/cluster/profiles/a100-80gb.json", &root, &err),
+              &err);
     change(root);
-    int fd = mkstemps(path, 5);
-    assert_true(fd >= 0);
-    FILE *file = fdopen(fd, "w");
-    assert_int_equal(json_dumpf(root, file, 0), 0);
-    fclose(file);
+    make_directory(folder, sizeof folder);
+    snprintf(path, sizeof path, "%s/wrong.json", folder);
+    assert_int_equal(json_dump_file(root, path, 0), 0);
     json_decref(root);
     snprintf(spec, sizeof spec, "%s:16", path);
     mz_cluster *cluster;
-    mz_code code = mz_cluster_load(spec, MZ_SOURCE_DIR, &cluster, &err);
-    unlink(path);
-    assert_int_equal(code, MZ_EINPUT);
+    assert_fails(mz_cluster_load(spec, MZ_SOURCE_DIR, &cluster, &err), MZ_EINPUT, word, &err);
+    remove_directory(folder);
     assert_null(cluster);
-    if (!strstr(err.msg, word) || !strstr(err.msg, other) || !strstr(err.msg, "mizan-profile"))
-        fail_msg("message lacks \"%s\" or \"%s\": %s", word, other, err.msg);
+    if (!strstr(err.msg, other) || !strstr(err.msg, "wrong.json"))
+        fail_msg("message lacks \"%s\" or the file: %s", other, err.msg);
 }
 
 static json_t *field(json_t *root, const char *section, const char *key) {

@@ -1,17 +1,11 @@
 /* Times worked out by hand on a small made-up device, and list scheduling against brute force. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
+#include "tests/harness.h"
 
 #include "common/base/rng.h"
 #include "sim/cost/cost.h"
 #include "sim/cost/schedule.h"
 
 #include <math.h>
-#include <string.h>
 
 /* 10 SMs, 1 TFLOP/s in all at half of a 2 TFLOP/s peak, 100 GB/s of a 200 GB/s memory: one
  * 128 x 128 tile of depth k takes 2 * 16384 * k / 1e11 s. */

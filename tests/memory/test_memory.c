@@ -1,16 +1,9 @@
 /* A timeline written out by hand, rounding, what did not fit, and invariants on random sequences.
  */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
+#include "tests/harness.h"
 
 #include "common/base/rng.h"
 #include "sim/memory/memory.h"
-
-#include <string.h>
 
 static void take(mz_memory *memory, mz_memcat category, int64_t bytes, const char *label,
                  int32_t layer) {

@@ -1,14 +1,7 @@
 /* State and traffic rules per tensor, and the published state of the SkewAdam study's model. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
+#include "tests/harness.h"
 
 #include "sim/model/model.h"
-
-#include <string.h>
 
 /* The study's 6,784,327,680-parameter model (arXiv 2607.19058), tensor by tensor: dense SwiGLU in
  * block 0, 128 experts of 3 matrices in block 1, norms and router in fp32. */
