@@ -250,7 +250,7 @@ mz_code mz_trace_load(const char *path, mz_faults *faults, mz_trace **out, mz_er
     trace->path = strdup(path);
     trace->codec = mz_codec_new(0);
     trace->consistent = true;
-    trace->mark.index = -1;
+    trace->mark[0].index = trace->mark[1].index = -1;
     mz_code code = MZ_OK;
     if (!trace->path || !trace->codec)
         code = mz_fail_nomem(err, "a trace reader");

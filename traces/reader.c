@@ -127,20 +127,22 @@ static mz_code rows_differ(const mz_trace *trace, int64_t index, int64_t sum, mz
                    trace->calls[index].pairs);
 }
 
-/* Pairs before token `token` of the call, from the last place known. */
-static mz_code pairs_before(mz_trace *trace, int64_t index, int64_t token, int64_t *pairs,
-                            mz_err *err) {
+/* Pairs before token `token` of the call, from the nearest place known; remembers it as `which`. */
+static mz_code pairs_before(mz_trace *trace, int64_t index, int64_t token, int which,
+                            int64_t *pairs, mz_err *err) {
     const mz_trace_call *call = &trace->calls[index];
-    mz_pair_mark mark = trace->mark;
-    if (mark.index != index || mark.token > token)
-        mark = (mz_pair_mark){index, 0, 0};
+    mz_pair_mark mark = {index, 0, 0};
+    for (int i = 0; i < 2; i++)
+        if (trace->mark[i].index == index && trace->mark[i].token <= token &&
+            trace->mark[i].token >= mark.token)
+            mark = trace->mark[i];
     int64_t sum = mark.pair;
     mz_code code = sum_rows(trace, call->row_begin + mark.token, token - mark.token, &sum, err);
     if (code != MZ_OK)
         return code;
     if (sum > call->pairs || (token == call->tokens && sum != call->pairs))
         return rows_differ(trace, index, sum, err);
-    trace->mark = (mz_pair_mark){index, token, sum};
+    trace->mark[which] = (mz_pair_mark){index, token, sum};
     *pairs = sum;
     return MZ_OK;
 }
@@ -157,9 +159,9 @@ mz_code mz_trace_count_pairs(mz_trace *trace, int64_t index, int64_t first, int6
         return MZ_OK;
     }
     int64_t end = 0;
-    code = pairs_before(trace, index, first, pair_first, err);
+    code = pairs_before(trace, index, first, 0, pair_first, err);
     if (code == MZ_OK)
-        code = pairs_before(trace, index, first + tokens, &end, err);
+        code = pairs_before(trace, index, first + tokens, 1, &end, err);
     *pairs = end - *pair_first;
     return code;
 }

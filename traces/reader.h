@@ -45,7 +45,8 @@ typedef struct mz_column_reader {
     char wrong[256];      /* copy of reply.wrong, which does not last */
 } mz_column_reader;
 
-/* Where reading /rows/pairs of a call stopped, so that going on does not begin anew. */
+/* Place of a token in /rows/pairs whose running sum is known: ends of the range asked for last, so
+ * that going on does not begin anew. */
 typedef struct mz_pair_mark {
     int64_t index, token, pair;
 } mz_pair_mark;
@@ -65,7 +66,7 @@ struct mz_trace {
     int64_t step_count;
     bool complete;   /* the writer closed the file */
     bool consistent; /* attributes and calls can be relied on */
-    mz_pair_mark mark;
+    mz_pair_mark mark[2];
     uint64_t clock;
 };
 
