@@ -134,9 +134,11 @@ static mz_code read_section(mz_json *root, const char *path, const char *name, m
         if (strcmp(rows[f].section, name) == 0)
             mz_json_has(&view, rows[f].key);
     code = mz_json_no_more(&view, err);
+    if (code)
+        return code;
     json_t *values = json_object();
-    if (code == MZ_OK && json_object_set_new(resolved, name, values))
-        code = mz_fail_nomem(err, "a profile's values");
+    if (json_object_set_new(resolved, name, values))
+        return mz_fail_nomem(err, "a profile's values");
     snprintf(where, sizeof where, "%s: %s.", path, name);
     for (int f = 0; f < MZ_FIELDS && code == MZ_OK; f++)
         if (strcmp(rows[f].section, name) == 0)
@@ -163,9 +165,9 @@ static mz_code read_planner(mz_json *entry, mz_planner_cost *cost, json_t *resol
 static mz_code read_planners(mz_json *root, const char *path, mz_cluster *cluster, mz_err *err) {
     json_t *table, *value, *resolved = json_object();
     const char *policy;
-    mz_code code = mz_json_get(root, "planner", JSON_OBJECT, &table, err);
     if (json_object_set_new(cluster->resolved, "planner", resolved))
         return mz_fail_nomem(err, "a profile's planners");
+    mz_code code = mz_json_get(root, "planner", JSON_OBJECT, &table, err);
     if (code)
         return code;
     cluster->planner = MZ_NEW(&cluster->arena, mz_planner_cost, json_object_size(table));
