@@ -12,20 +12,25 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+mz_code mz_fault_line(mz_faults *faults, const mz_err *line) {
+    if (!faults->out) {
+        *faults->err = *line;
+        return line->code;
+    }
+    if (faults->found++ < faults->limit)
+        fprintf(faults->out, "%s\n", line->msg);
+    return MZ_OK;
+}
+
 mz_code mz_fault(mz_faults *faults, const char *fmt, ...) {
     char text[MZ_ERR_MAX];
+    mz_err line; /* one problem is one line, whatever the file's names hold */
     va_list args;
     va_start(args, fmt);
     vsnprintf(text, sizeof text, fmt, args);
     va_end(args);
-    if (!faults->out)
-        return mz_fail(faults->err, MZ_EINPUT, "%s: %s", faults->path, text);
-    if (faults->found++ < faults->limit) {
-        mz_err line; /* one problem is one line, whatever the file's names hold */
-        mz_fail(&line, MZ_EINPUT, "%s: %s", faults->path, text);
-        fprintf(faults->out, "%s\n", line.msg);
-    }
-    return MZ_OK;
+    mz_fail(&line, MZ_EINPUT, "%s: %s", faults->path, text);
+    return mz_fault_line(faults, &line);
 }
 
 /* ---- attributes ------------------------------------------------------------------------------ */
@@ -242,6 +247,16 @@ static mz_code check_file(const char *path, int64_t *size, mz_err *err) {
     return MZ_OK;
 }
 
+/* When listing problems, a chunk of a table that cannot be read does not end it: the scan of all
+ * chunks names it again. */
+static mz_code load_tables(mz_trace *trace, mz_faults *faults, mz_err *err) {
+    mz_code code = mz_tables_load(trace, faults, err);
+    if (code != MZ_EINPUT || !faults->out)
+        return code;
+    trace->consistent = false;
+    return mz_server_pid(trace->server) == 0 ? mz_fault_line(faults, err) : MZ_OK;
+}
+
 mz_code mz_trace_load(const char *path, mz_faults *faults, mz_trace **out, mz_err *err) {
     *out = NULL;
     mz_trace *trace = mz_calloc(1, sizeof *trace);
@@ -265,7 +280,7 @@ mz_code mz_trace_load(const char *path, mz_faults *faults, mz_trace **out, mz_er
     if (code == MZ_OK)
         code = mz_columns_open(trace, faults, err);
     if (code == MZ_OK && trace->consistent)
-        code = mz_tables_load(trace, faults, err);
+        code = load_tables(trace, faults, err);
     if (code != MZ_OK)
         mz_trace_close(&trace);
     *out = trace;

@@ -20,6 +20,9 @@ typedef struct mz_faults {
 /* MZ_EINPUT when the caller must stop, MZ_OK when it goes on to the next problem. */
 mz_code mz_fault(mz_faults *faults, const char *fmt, ...) MZ_PRINTF(2, 3);
 
+/* The same for a complete message that another function made. */
+mz_code mz_fault_line(mz_faults *faults, const mz_err *line);
+
 typedef struct mz_cached_chunk {
     int64_t chunk; /* -1: empty */
     uint64_t used; /* clock of the last use */
