@@ -378,7 +378,7 @@ static void print_row(const mz_opt *row, FILE *out) {
                         : snprintf(left, sizeof left, "      --%s", row->name);
     if (row->type != MZ_OPT_FLAG && n < (int)sizeof left)
         n += snprintf(left + n, sizeof left - (size_t)n, " %s", row->meta ? row->meta : "VALUE");
-    if (row->dflt)
+    if (row->dflt && *row->dflt)
         snprintf(right, sizeof right, "%s (default: %s)", row->help, row->dflt);
     else
         snprintf(right, sizeof right, "%s", row->help);

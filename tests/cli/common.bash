@@ -9,7 +9,7 @@ python=/usr/bin/python3 # Debian's, which has h5py and numpy
 
 enter_tmpdir() {
     [ -x "$mizan" ] || { echo "no program at $mizan; run ./bootstrap build or set MIZAN" && return 1; }
-    cd "$BATS_TEST_TMPDIR" || return 1
+    mkdir "$BATS_TEST_TMPDIR/here" && cd "$BATS_TEST_TMPDIR/here" || return 1
 }
 
 # fails CODE TEXT COMMAND...: exit code, one line on stderr that contains TEXT, nothing on stdout.
