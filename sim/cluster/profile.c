@@ -218,6 +218,11 @@ static mz_code check_together(const char *path, const mz_profile *profile, mz_er
     if (bridged && value[MZ_FIELD_BRIDGE_BANDWIDTH] < 1)
         return mz_fail(err, MZ_EINPUT,
                        "%s: node.bridge_bandwidth must be above 0 where gpus_per_bridge is", path);
+    if (bridged && value[MZ_FIELD_OUTSIDE_LATENCY] < value[MZ_FIELD_INSIDE_LATENCY])
+        return mz_fail(err, MZ_EINPUT,
+                       "%s: scale_out.latency is below node.latency, but what leaves the node "
+                       "crosses its host bridges too",
+                       path);
     if (nics && fmod(gpus, nics) != 0 && fmod(nics, gpus) != 0)
         return mz_fail(err, MZ_EINPUT,
                        "%s: scale_out.nics %g and node.gpus %g: one must divide the other", path,

@@ -128,7 +128,7 @@ static device_ports place_device(const plan *p, int32_t device) {
 
 typedef struct rates {
     double inside, bridge, nic;
-    double inside_latency, outside_latency, oversubscription;
+    double inside_latency, outside_latency, nic_latency, oversubscription;
 } rates;
 
 static rates read_rates(const mz_profile *profile, const plan *p) {
@@ -140,6 +140,9 @@ static rates read_rates(const mz_profile *profile, const plan *p) {
                .inside_latency = value[MZ_FIELD_INSIDE_LATENCY],
                .outside_latency = value[MZ_FIELD_OUTSIDE_LATENCY],
                .oversubscription = value[MZ_FIELD_SPINE_OVERSUBSCRIPTION]};
+    /* Behind bridges a message to another node crosses two cards' links too; the NIC has the rest.
+     */
+    r.nic_latency = r.outside_latency - (p->bridges_per_node ? r.inside_latency : 0);
     if (p->nics_per_node && nics > p->nics_per_node)
         r.nic *= nics / p->nics_per_node;
     return r;
@@ -168,7 +171,7 @@ static void fill_links(const plan *p, const rates *r, double *rate, double *late
         rate[i] = r->bridge;
     for (int32_t i = p->nic; i < p->leaf; i++) {
         rate[i] = r->nic;
-        latency[i] = (i - p->nic) % 2 == 0 ? r->outside_latency : 0;
+        latency[i] = (i - p->nic) % 2 == 0 ? r->nic_latency : 0;
     }
     for (int32_t i = p->leaf; i < p->links; i++)
         rate[i] = leaf_nics(p, (i - p->leaf) / 2) * r->nic / r->oversubscription;

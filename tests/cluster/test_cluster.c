@@ -67,6 +67,15 @@ static void shipped_profiles(void **state) {
     mz_arena_free(&arena);
 }
 
+/* Latency of a route, all its links together. */
+static double route_latency(const mz_cluster *cluster, int32_t src, int32_t dst) {
+    int32_t links[MZ_ROUTE_MAX];
+    double latency = 0;
+    for (int i = route(cluster, src, dst, links) - 1; i >= 0; i--)
+        latency += cluster->topology.link_latency_s[links[i]];
+    return latency;
+}
+
 static void one_node(void **state) {
     mz_cluster *cluster = load("a100-80gb:4");
     const mz_topology *t = &cluster->topology;
@@ -82,7 +91,7 @@ static void one_node(void **state) {
         for (int j = 0; j < 2; j++)
             assert_int_not_equal(links[i], back[j]);
     }
-    near(t->link_latency_s[links[0]] + t->link_latency_s[links[1]], 5e-6);
+    near(route_latency(cluster, 0, 3), 5e-6);
     near(t->inside_bytes_per_s[3], 300e9 * 0.72);
     assert_true(t->outside_bytes_per_s[3] == 0);
     assert_true(t->spine_bytes_per_s == 0);
@@ -107,8 +116,7 @@ static void rails_and_spine(void **state) {
     assert_int_equal(route(cluster, 0, 9, links), 4);
     assert_int_equal(route(cluster, 1, 25, links), 2);
     near(cluster->topology.link_bytes_per_s[links[0]], 50e9 * 0.89);
-    near(cluster->topology.link_latency_s[links[0]] + cluster->topology.link_latency_s[links[1]],
-         10e-6);
+    near(route_latency(cluster, 1, 25), 10e-6);
     assert_int_equal(shared(cluster, 0, 8, 0, 16), 1); /* one NIC sends both */
     assert_int_equal(shared(cluster, 0, 8, 1, 9), 0);  /* other rails, other NICs */
     assert_int_equal(shared(cluster, 0, 9, 8, 17), 2); /* the same leaf pair */
@@ -131,6 +139,8 @@ static void pcie_tree(void **state) {
     /* Card, bridge, NIC, NIC, bridge, card; both nodes hang on one leaf. */
     assert_int_equal(route(cluster, 0, 15, links), 6);
     assert_int_equal(shared(cluster, 0, 8, 7, 12), 2); /* the one NIC of each node */
+    near(route_latency(cluster, 0, 5), 20e-6);
+    near(route_latency(cluster, 0, 15), 30e-6);
     near(t->inside_bytes_per_s[0], 25e9); /* a quarter of the bridge is less than the card's link */
     near(t->outside_bytes_per_s[0], 12.5e9 * 0.89);
     near(t->uplink_bytes_per_s[0], 12.5e9 * 0.89);
@@ -171,6 +181,10 @@ static void ranks_on_one_device(void **state) {
     assert_int_equal(route(cluster, 3, 4, links), 2);
     assert_int_equal(shared(cluster, 0, 4, 1, 5), 2); /* ranks of a device share its links */
     mz_cluster_free(&cluster);
+    cluster = load("h200:16x2");
+    assert_int_equal(cluster->topology.domain[15], 0);
+    assert_int_equal(cluster->topology.domain[16], 1);
+    mz_cluster_free(&cluster);
 }
 
 /* Routes of a large cluster stay within the link list, and memory within a few hundred bytes a
@@ -186,15 +200,65 @@ static void ten_thousand_gpus(void **state) {
             int32_t links[MZ_ROUTE_MAX];
             int n = route(cluster, src, dst, links);
             assert_true(n <= MZ_ROUTE_MAX && (n > 0) == (src != dst));
-            double latency = 0;
             for (int i = 0; i < n; i++) {
                 assert_true(links[i] >= 0 && links[i] < t->links);
                 assert_true(t->link_bytes_per_s[links[i]] > 0);
-                latency += t->link_latency_s[links[i]];
             }
             if (n)
-                near(latency, src / 8 == dst / 8 ? t->inside_latency_s : t->outside_latency_s);
+                near(route_latency(cluster, src, dst),
+                     src / 8 == dst / 8 ? t->inside_latency_s : t->outside_latency_s);
         }
+    mz_cluster_free(&cluster);
+}
+
+/* Every rank sends `bytes` to every other: finish time of rank 0 under both networks. */
+static void all_to_all(const mz_cluster *cluster, double bytes, double *port, double *flow) {
+    const mz_topology *t = &cluster->topology;
+    int32_t n = t->ranks;
+    int64_t count = 0;
+    mz_message *message = calloc((size_t)n * (size_t)n, sizeof *message);
+    int32_t *rank = calloc((size_t)n, sizeof *rank);
+    double *sums = calloc((size_t)n * 5, sizeof *sums);
+    mz_err err;
+    assert_true(message && rank && sums);
+    for (int32_t src = 0; src < n; src++) {
+        rank[src] = src;
+        for (int32_t dst = 0; dst < n; dst++)
+            if (src != dst)
+                message[count++] = (mz_message){src, dst, bytes};
+    }
+    mz_exchange exchange = {
+        .members = n, .rank = rank, .messages = count, .message = message, .rounds = 1};
+    mz_exchange_aggregate(t, &exchange, sums, sums + n, sums + 2 * n, sums + 3 * n);
+    double *finish = sums + 4 * n;
+    assert_ok(mz_port_time(t, &exchange, finish, &err), &err);
+    *port = finish[0];
+    assert_ok(mz_flow_time(t, &exchange, 0, finish, &err), &err);
+    *flow = finish[0];
+    free(message);
+    free(rank);
+    free(sums);
+}
+
+/* Each GPU of a node sends 7 x 100 MB at 0.78 x 450 GB/s. On two nodes its NIC sends 8 x 100 MB at
+ * 0.89 x 50 GB/s, more than its share of anything else. Cards on
+ * PCIe move 14 x 10 MB each over one link: 25.2 GB/s, or a quarter of the bridge for `port`. */
+static void exchanges_on_clusters(void **state) {
+    double port, flow;
+    mz_cluster *cluster = load("h100-80gb:8");
+    all_to_all(cluster, 1e8, &port, &flow);
+    near(port, 7e8 / (0.78 * 450e9) + 5e-6);
+    near(flow, port);
+    mz_cluster_free(&cluster);
+    cluster = load("h100-80gb:16");
+    all_to_all(cluster, 1e8, &port, &flow);
+    near(port, 8e8 / (0.89 * 50e9) + 10e-6);
+    near(flow, port);
+    mz_cluster_free(&cluster);
+    cluster = load("rtx4090-pcie:8");
+    all_to_all(cluster, 1e7, &port, &flow);
+    near(port, 14e7 / 25e9 + 20e-6);
+    near(flow, 14e7 / (0.8 * 31.5e9) + 20e-6);
     mz_cluster_free(&cluster);
 }
 
@@ -275,6 +339,14 @@ static void no_nics(json_t *root) {
 static void odd_nics(json_t *root) {
     json_object_set_new(field(root, "scale_out", "nics"), "value", json_integer(3));
 }
+static void quick_bridge(json_t *root) {
+    json_object_set_new(field(root, "node", "gpus_per_bridge"), "value", json_integer(4));
+    json_object_set_new(field(root, "node", "bridge_bandwidth"), "value", json_string("1 GB/s"));
+    json_object_set_new(field(root, "node", "latency"), "value", json_string("1 ms"));
+}
+static void bridge_of_three(json_t *root) {
+    json_object_set_new(field(root, "node", "gpus_per_bridge"), "value", json_integer(3));
+}
 static void bad_planner(json_t *root) {
     json_object_del(field(root, "planner", "symi"), "fixed");
 }
@@ -293,6 +365,8 @@ static void bad_profiles(void **state) {
     refused(not_a_switch, "scale_out.rails", "true or false");
     refused(no_nics, "nics", "one node");
     refused(odd_nics, "nics", "divide");
+    refused(quick_bridge, "scale_out.latency", "node.latency");
+    refused(bridge_of_three, "gpus_per_bridge", "divide");
     refused(bad_planner, "planner.symi", "fixed");
     refused(extra_key, "planers", "planner");
 }
@@ -302,8 +376,8 @@ int main(void) {
         cmocka_unit_test(shipped_profiles),  cmocka_unit_test(one_node),
         cmocka_unit_test(rails_and_spine),   cmocka_unit_test(pcie_tree),
         cmocka_unit_test(rack_scale),        cmocka_unit_test(ranks_on_one_device),
-        cmocka_unit_test(ten_thousand_gpus), cmocka_unit_test(bad_specs),
-        cmocka_unit_test(bad_profiles),
+        cmocka_unit_test(ten_thousand_gpus), cmocka_unit_test(exchanges_on_clusters),
+        cmocka_unit_test(bad_specs),         cmocka_unit_test(bad_profiles),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
