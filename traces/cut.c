@@ -89,21 +89,22 @@ static int64_t fitting(const cutter *c, int64_t begin, int64_t tokens) {
         return 0;
     if (c->trace->sequence_count == 0)
         return room;
-    for (int64_t i = 0; i < c->trace->sequence_count; i++) {
-        const mz_trace_sequence *q = &c->trace->sequences[i];
-        int64_t end = q->token_begin + q->tokens - begin;
-        if (q->token_begin >= begin && end <= room)
-            fit = end;
+    for (int64_t i = mz_find_sequence(c->trace, begin); i < c->trace->sequence_count; i++) {
+        int64_t end = c->trace->sequences[i].token_begin + c->trace->sequences[i].tokens - begin;
+        if (end > room)
+            break;
+        fit = end;
     }
     return fit;
 }
 
 static mz_code write_sequences(cutter *c, const kept *k, mz_err *err) {
     mz_code code = MZ_OK;
-    for (int64_t i = 0; i < c->trace->sequence_count && code == MZ_OK; i++) {
+    int64_t i = mz_find_sequence(c->trace, k->old_begin), end = k->old_begin + k->tokens;
+    for (; i < c->trace->sequence_count && code == MZ_OK; i++) {
         mz_trace_sequence q = c->trace->sequences[i];
-        if (q.token_begin < k->old_begin || q.token_begin >= k->old_begin + k->tokens)
-            continue;
+        if (q.token_begin >= end)
+            break;
         q.token_begin += k->new_begin - k->old_begin;
         code = mz_trace_write_sequence(c->writer, &q, err);
     }

@@ -34,6 +34,18 @@ int64_t mz_trace_steps(const mz_trace *trace, const mz_trace_step **steps) {
     return trace->step_count;
 }
 
+int64_t mz_find_sequence(const mz_trace *trace, int64_t token) {
+    int64_t low = 0, high = trace->sequence_count;
+    while (low < high) {
+        int64_t mid = low + (high - low) / 2;
+        if (trace->sequences[mid].token_begin < token)
+            low = mid + 1;
+        else
+            high = mid;
+    }
+    return low;
+}
+
 mz_code mz_bad_id(const mz_trace *trace, mz_column_id id, const uint8_t *data, int64_t n,
                   int64_t first, mz_err *err) {
     char name[64];

@@ -92,6 +92,9 @@ mz_code mz_column_reals(mz_trace *trace, mz_column_id id, int64_t row, int64_t n
 /* "/pairs/expert": into buffer, returned. */
 const char *mz_column_path(mz_column_id id, char buffer[64]);
 
+/* First sequence that begins at token `token` or later; the number of sequences when none does. */
+int64_t mz_find_sequence(const mz_trace *trace, int64_t token);
+
 /* Reads calls, sequences and steps and validates them against each other. */
 mz_code mz_tables_load(mz_trace *trace, mz_faults *faults, mz_err *err);
 

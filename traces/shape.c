@@ -114,19 +114,6 @@ static bool push(piece_list list, int64_t block, int64_t first, int64_t tokens, 
     return true;
 }
 
-/* First sequence that begins at `token` or later. */
-static int64_t find_sequence(const mz_trace *trace, int64_t token) {
-    int64_t low = 0, high = trace->sequence_count;
-    while (low < high) {
-        int64_t mid = low + (high - low) / 2;
-        if (trace->sequences[mid].token_begin < token)
-            low = mid + 1;
-        else
-            high = mid;
-    }
-    return low;
-}
-
 static int64_t run_length(const mz_shape *shape) {
     if (shape->options.sequence_length > 0)
         return shape->options.sequence_length;
@@ -139,7 +126,7 @@ static bool push_block(const mz_shape *shape, int64_t b, piece_list list) {
     const mz_trace *trace = shape->trace;
     const mz_block *block = &shape->blocks[b];
     int64_t run = run_length(shape), done = 0;
-    for (int64_t i = find_sequence(trace, block->token_begin); i < trace->sequence_count; i++) {
+    for (int64_t i = mz_find_sequence(trace, block->token_begin); i < trace->sequence_count; i++) {
         int64_t first = trace->sequences[i].token_begin - block->token_begin;
         if (first >= block->tokens)
             break;
