@@ -325,10 +325,11 @@ static void print_head(const mz_trace *trace, const mz_trace_info *info, FILE *o
             f->licence[0] ? " (licence " : "", f->licence, f->licence[0] ? ")" : "");
     if (f->group_note[0])
         fprintf(out, "note      %s\n", f->group_note);
-    fprintf(out, "recorded  %s, %s%s%s%s%s, %d ranks, phase %s\n", mz_kind_names[f->kind],
+    fprintf(out, "recorded  %s, %s%s%s%s%s, %d rank%s, phase %s\n", mz_kind_names[f->kind],
             f->has_weight ? "weights" : "no weights", f->weights_normalized ? " (sum to 1)" : "",
             f->has_grad_norm2 ? ", gradient norms" : "", f->has_input_norm2 ? ", input norms" : "",
-            f->has_hidden_norm2 ? ", hidden norms" : "", f->ranks, mz_phase_names[f->phase]);
+            f->has_hidden_norm2 ? ", hidden norms" : "", f->ranks, f->ranks == 1 ? "" : "s",
+            mz_phase_names[f->phase]);
     if (f->step_meaning == MZ_STEP_NONE)
         fprintf(out,
                 "steps     none recorded: %lld blocks of whole sequences (sim needs "
@@ -340,8 +341,8 @@ static void print_head(const mz_trace *trace, const mz_trace_info *info, FILE *o
                 (long long)info->last_step, (long long)f->step_stride,
                 (long long)info->micro_batches);
     fprintf(out,
-            "size      %lld calls, %lld tokens, %lld pairs, %lld sequences; tokens per call %lld / "
-            "%lld / %lld (min / median / max)\n",
+            "size      %lld calls, %lld tokens, %lld pairs, %lld sequences\n"
+            "          tokens per call: %lld least, %lld median, %lld most\n",
             (long long)info->calls, (long long)info->tokens, (long long)info->pairs,
             (long long)info->sequences, (long long)info->call_tokens_min,
             (long long)info->call_tokens_median, (long long)info->call_tokens_max);

@@ -1,0 +1,509 @@
+/* mizan trace: info, check, synth, import, cut. */
+#include "traces/cmd.h"
+
+#include "common/base/opt.h"
+#include "common/io/input.h"
+#include "common/io/json.h"
+#include "traces/check.h"
+#include "traces/cut.h"
+#include "traces/importer.h"
+#include "traces/info.h"
+#include "traces/schema.h"
+#include "traces/synth.h"
+
+#include <string.h>
+
+#define COUNT(table) ((int)(sizeof(table) / sizeof((table)[0])))
+
+/* ---- info ------------------------------------------------------------------------------------ */
+
+typedef struct info_args {
+    int64_t ranks, from_step, to_step;
+    bool json, summary, quiet, verbose;
+} info_args;
+
+#define AT(field) offsetof(info_args, field)
+static const mz_opt info_table[] = {
+    {"ranks", 'r', MZ_OPT_INT, AT(ranks), "0", "R",
+     "ranks of the contiguous placement; 0: as recorded", 0, MZ_RANKS_MAX},
+    {"from-step", 0, MZ_OPT_INT, AT(from_step), "0", "STEP", "first recorded step to look at", 0,
+     1e15},
+    {"to-step", 0, MZ_OPT_INT, AT(to_step), "1e15", "STEP", "last recorded step to look at", 0,
+     1e15},
+    {"summary", 0, MZ_OPT_FLAG, AT(summary), NULL, NULL, "no row per layer"},
+    {"json", 0, MZ_OPT_FLAG, AT(json), NULL, NULL, "one JSON object (mizan-trace-info/1)"},
+    MZ_OPT_COMMON_ROWS(info_args),
+};
+#undef AT
+
+static const mz_opt_spec info_spec = {
+    .command = "mizan trace info",
+    .synopsis = "[OPTIONS] TRACE",
+    .about = "What a trace holds: facts, sizes, and how uneven its loads are.",
+    .example = "mizan trace info --ranks 8 trace.h5",
+    .table = info_table,
+    .count = COUNT(info_table),
+    .min_args = 1,
+    .max_args = 1,
+};
+
+static mz_code print_info(mz_app *app, const info_args *args, const char *path, mz_err *err) {
+    mz_trace *trace = NULL;
+    mz_trace_info info = {0};
+    mz_info_options options = {
+        .ranks = (int32_t)args->ranks, .from_step = args->from_step, .to_step = args->to_step};
+    mz_code code = mz_trace_open(path, &trace, err);
+    if (!code)
+        code = mz_trace_info_read(app, trace, &options, &info, err);
+    if (!code && args->json) {
+        json_t *json = mz_trace_info_json(trace, &info);
+        code = json ? mz_json_write(json, app->out, err) : mz_fail_nomem(err, "the JSON text");
+        json_decref(json);
+    } else if (!code) {
+        mz_trace_info_print(trace, &info, !args->summary, app->out);
+    }
+    mz_trace_info_free(&info);
+    if (trace)
+        mz_trace_close(&trace);
+    return code;
+}
+
+static mz_code run_info(mz_app *app, int argc, char **argv, mz_err *err) {
+    info_args args;
+    int nargs;
+    bool help = false;
+    mz_code code = mz_opt_parse(&info_spec, &args, argc, argv, &nargs, &help, NULL, app->out, err);
+    if (code || help)
+        return code;
+    mz_log_choose(&app->log, args.quiet, args.verbose);
+    return print_info(app, &args, argv[1], err);
+}
+
+/* ---- synth ----------------------------------------------------------------------------------- */
+
+typedef struct synth_args {
+    const char *load, *name, *output;
+    int64_t layers, experts, top_k, ranks, tokens, sequence, steps, micro_batches, seed, hidden;
+    int64_t intermediate, deflate;
+    int kind;
+    bool half, list, quiet, verbose;
+} synth_args;
+
+#define AT(field) offsetof(synth_args, field)
+static const mz_opt synth_table[] = {
+    {"load", 0, MZ_OPT_STR, AT(load), "realistic", "NAME", "which load; --list describes them"},
+    {"list", 0, MZ_OPT_FLAG, AT(list), NULL, NULL, "describe the loads"},
+    {"layers", 0, MZ_OPT_INT, AT(layers), "16", "L", "MoE layers", 1, MZ_LAYERS_MAX},
+    {"experts", 0, MZ_OPT_INT, AT(experts), "64", "E", "routed experts per layer", 1,
+     MZ_EXPERTS_MAX},
+    {"top-k", 0, MZ_OPT_INT, AT(top_k), "8", "K", "experts per token", 1, MZ_EXPERTS_MAX},
+    {"ranks", 'r', MZ_OPT_INT, AT(ranks), "8", "R", "source ranks", 1, MZ_RANKS_MAX},
+    {"tokens", 't', MZ_OPT_INT, AT(tokens), "1024", "T", "tokens per rank and micro-batch", 1,
+     1e12},
+    {"sequence", 0, MZ_OPT_INT, AT(sequence), "256", "T", "tokens per sequence", 1, 1e12},
+    {"steps", 'n', MZ_OPT_INT, AT(steps), "8", "N", "steps", 1, 1e12},
+    {"micro-batches", 0, MZ_OPT_INT, AT(micro_batches), "1", "M", "micro-batches per step", 1, 1e9},
+    {"seed", 0, MZ_OPT_INT, AT(seed), "1", "N", "the same seed gives the same trace", 0, 1e15},
+    {"kind", 0, MZ_OPT_ENUM, AT(kind), "pairs", "pairs|counts",
+     "every token's experts and weights, or counts alone"},
+    {"model-name", 0, MZ_OPT_STR, AT(name), NULL, "NAME",
+     "model's name in the trace; default: synthetic-LOAD"},
+    {"hidden", 0, MZ_OPT_INT, AT(hidden), "0", "H", "model's hidden size; 0: not said", 0, 1e9},
+    {"intermediate", 0, MZ_OPT_INT, AT(intermediate), "0", "I",
+     "experts' intermediate size; 0: not said", 0, 1e9},
+    {"deflate", 0, MZ_OPT_INT, AT(deflate), "4", "N", "compression, 0 (none) to 9", 0, 9},
+    {"half", 0, MZ_OPT_FLAG, AT(half), NULL, NULL, "store weights in half precision"},
+    {"output", 'o', MZ_OPT_STR, AT(output), NULL, "FILE", "the trace to write"},
+    MZ_OPT_COMMON_ROWS(synth_args),
+};
+#undef AT
+
+static const mz_opt_spec synth_spec = {
+    .command = "mizan trace synth",
+    .synopsis = "--load NAME [OPTIONS] -o FILE",
+    .about = "Makes a synthetic trace: one of eight loads that each test one mechanism, or a "
+             "realistic one.",
+    .example = "mizan trace synth --load hot-rank --ranks 8 --tokens 4096 -o hot.h5",
+    .table = synth_table,
+    .count = COUNT(synth_table),
+};
+
+static mz_code need_output(const char *output, mz_err *err) {
+    if (!output)
+        return mz_fail(err, MZ_EINPUT, "no output file: pass -o FILE");
+    return MZ_OK;
+}
+
+static mz_code run_synth(mz_app *app, int argc, char **argv, mz_err *err) {
+    synth_args args;
+    int nargs;
+    bool help = false;
+    mz_code code = mz_opt_parse(&synth_spec, &args, argc, argv, &nargs, &help, NULL, app->out, err);
+    if (code || help)
+        return code;
+    mz_log_choose(&app->log, args.quiet, args.verbose);
+    for (int i = 0; args.list && mz_synth_loads[i]; i++)
+        fprintf(app->out, "%-12s  %s\n", mz_synth_loads[i]->name, mz_synth_loads[i]->summary);
+    if (args.list)
+        return MZ_OK;
+    code = need_output(args.output, err);
+    if (code)
+        return code;
+    mz_synth_options options = {.load = args.load,
+                                .name = args.name,
+                                .layers = args.layers,
+                                .experts = args.experts,
+                                .top_k = args.top_k,
+                                .ranks = args.ranks,
+                                .tokens = args.tokens,
+                                .sequence = args.sequence,
+                                .steps = args.steps,
+                                .micro_batches = args.micro_batches,
+                                .hidden = args.hidden,
+                                .intermediate = args.intermediate,
+                                .seed = (uint64_t)args.seed,
+                                .kind = args.kind ? MZ_TRACE_COUNTS : MZ_TRACE_PAIRS};
+    mz_trace_write_options write = {.deflate = (int)args.deflate, .half_weights = args.half};
+    code = mz_synth_write(app, &options, args.output, &write, err);
+    if (!code)
+        mz_info(&app->log, "wrote %s", args.output);
+    return code;
+}
+
+/* ---- import ---------------------------------------------------------------------------------- */
+
+typedef struct import_args {
+    const char *format, *output;
+    mz_import_options import;
+    int64_t deflate;
+    int normalized;
+    bool half, list, quiet, verbose;
+} import_args;
+
+#define AT(field) offsetof(import_args, field)
+#define IN(field) offsetof(import_args, import.field)
+static const mz_opt import_table[] = {
+    {"format", 'f', MZ_OPT_STR, AT(format), NULL, "NAME",
+     "format of the files; default: found from their content"},
+    {"list", 0, MZ_OPT_FLAG, AT(list), NULL, NULL, "describe the formats"},
+    {"experts", 0, MZ_OPT_INT, IN(experts), "0", "E", "routed experts per layer; 0: in the file", 0,
+     MZ_EXPERTS_MAX},
+    {"top-k", 0, MZ_OPT_INT, IN(top_k), "0", "K", "experts per token; 0: in the file", 0, 4096},
+    {"weights", 0, MZ_OPT_STR, IN(weights), NULL, "FILE", "gate weights beside the ids (npy-ids)"},
+    {"sequences", 0, MZ_OPT_STR, IN(sequences), NULL, "CSV",
+     "bounds of sequences: first_row, num_tokens (npy-ids)"},
+    {"normalized", 0, MZ_OPT_ENUM, AT(normalized), "auto", "auto|no|yes",
+     "weights of a token sum to 1 over its experts"},
+    {"method", 0, MZ_OPT_STR, IN(method), NULL, "NAME", "which run of the file (laer-csv)"},
+    {"model-name", 0, MZ_OPT_STR, IN(model_name), NULL, "NAME",
+     "which model of the file (laer-csv)"},
+    {"phase", 0, MZ_OPT_STR, IN(phase), NULL, "NAME",
+     "train, prefill or decode; default: by format"},
+    {"step-meaning", 0, MZ_OPT_STR, IN(step_meaning), NULL, "NAME",
+     "iteration, forward or none; default: by format"},
+    {"step-stride", 0, MZ_OPT_INT, IN(step_stride), "0", "N",
+     "iterations between recorded steps; 0: by format", 0, 1e12},
+    {"name", 0, MZ_OPT_STR, IN(name), NULL, "NAME", "model's name; default: by format"},
+    {"hidden", 0, MZ_OPT_INT, IN(hidden), "0", "H", "model's hidden size; 0: not known", 0, 1e9},
+    {"intermediate", 0, MZ_OPT_INT, IN(intermediate), "0", "I",
+     "experts' intermediate size; 0: not known", 0, 1e9},
+    {"source", 0, MZ_OPT_STR, IN(source), NULL, "TEXT", "where the data come from"},
+    {"licence", 0, MZ_OPT_STR, IN(licence), NULL, "TEXT", "licence of the data"},
+    {"deflate", 0, MZ_OPT_INT, AT(deflate), "4", "N", "compression, 0 (none) to 9", 0, 9},
+    {"half", 0, MZ_OPT_FLAG, AT(half), NULL, NULL, "store weights in half precision"},
+    {"force", 0, MZ_OPT_FLAG, IN(force), NULL, NULL,
+     "take --format even if the content looks different"},
+    {"output", 'o', MZ_OPT_STR, AT(output), NULL, "FILE", "the trace to write"},
+    MZ_OPT_COMMON_ROWS(import_args),
+};
+#undef IN
+#undef AT
+
+static const mz_opt_spec import_spec = {
+    .command = "mizan trace import",
+    .synopsis = "[OPTIONS] FILE... -o TRACE",
+    .about = "Turns routing recorded by other programs into one trace. Files may be gzip or xz.",
+    .example = "mizan trace import ids.npy.xz --weights weights.npy.xz --experts 32 -o trace.h5",
+    .table = import_table,
+    .count = COUNT(import_table),
+    .max_args = -1,
+};
+
+/* First bytes of a file, for the importers to look at. */
+static mz_code read_head(const char *path, unsigned char *head, size_t room, size_t *size,
+                         mz_err *err) {
+    mz_input *input = NULL;
+    const unsigned char *data;
+    if (strcmp(path, "-") == 0)
+        return mz_fail(err, MZ_EINPUT, "import reads files, not standard input");
+    mz_code code = mz_input_open(path, &input, err);
+    if (code)
+        return code;
+    code = mz_input_peek(input, &data, size, err);
+    if (!code) {
+        *size = *size < room ? *size : room;
+        memcpy(head, data, *size);
+    }
+    mz_input_close(&input);
+    return code;
+}
+
+static mz_code named_importer(const char *format, const mz_importer **found, mz_err *err) {
+    const char *names[64];
+    int count = 0;
+    for (int i = 0; mz_importers[i]; i++) {
+        names[count++] = mz_importers[i]->name;
+        if (strcmp(format, mz_importers[i]->name) == 0) {
+            *found = mz_importers[i];
+            return MZ_OK;
+        }
+    }
+    const char *near = mz_nearest(format, names, count);
+    return mz_fail(err, MZ_EINPUT, "--format: there is no format '%.40s'%s%s%s", format,
+                   near ? "; did you mean '" : " (--list describes them)", near ? near : "",
+                   near ? "'?" : "");
+}
+
+static mz_code choose_importer(const import_args *args, const char *path, const mz_importer **found,
+                               mz_err *err) {
+    unsigned char head[4096];
+    size_t size = 0;
+    int best = 0;
+    *found = NULL;
+    mz_code code = args->format ? named_importer(args->format, found, err) : MZ_OK;
+    if (!code)
+        code = read_head(path, head, sizeof head, &size, err);
+    if (code)
+        return code;
+    if (*found) {
+        if ((*found)->recognise(path, head, size) == 0 && !args->import.force)
+            return mz_fail(err, MZ_EINPUT,
+                           "%s: does not look like format %s; --force takes it all the same", path,
+                           args->format);
+        return MZ_OK;
+    }
+    for (int i = 0; mz_importers[i]; i++) {
+        int confidence = mz_importers[i]->recognise(path, head, size);
+        if (confidence > best) {
+            best = confidence;
+            *found = mz_importers[i];
+        }
+    }
+    if (!*found)
+        return mz_fail(err, MZ_EINPUT,
+                       "%s: not in a format that is known; 'mizan trace import --list' describes "
+                       "the formats",
+                       path);
+    return MZ_OK;
+}
+
+static void unset_to_minus_one(int64_t *value) {
+    if (*value == 0)
+        *value = -1;
+}
+
+static mz_code import_files(mz_app *app, import_args *args, char **files, int count, mz_err *err) {
+    const mz_importer *importer;
+    mz_import_report report = {0};
+    mz_trace_write_options write = {.deflate = (int)args->deflate, .half_weights = args->half};
+    mz_code code = choose_importer(args, files[0], &importer, err);
+    if (code)
+        return code;
+    unset_to_minus_one(&args->import.experts);
+    unset_to_minus_one(&args->import.top_k);
+    unset_to_minus_one(&args->import.hidden);
+    unset_to_minus_one(&args->import.intermediate);
+    unset_to_minus_one(&args->import.step_stride);
+    args->import.weights_normalized = args->normalized - 1;
+    mz_info(&app->log, "importing as %s: %s", importer->name, importer->summary);
+    code = importer->import(app, files, count, &args->import, args->output, &write, &report, err);
+    if (code)
+        return code;
+    if (report.skipped)
+        mz_warn(&app->log, "%lld rows left out: %s", (long long)report.skipped, report.note);
+    else if (report.note[0])
+        mz_info(&app->log, "%s", report.note);
+    mz_info(&app->log, "wrote %s: %lld calls, %lld tokens, %lld pairs", args->output,
+            (long long)report.calls, (long long)report.tokens, (long long)report.pairs);
+    return MZ_OK;
+}
+
+static mz_code run_import(mz_app *app, int argc, char **argv, mz_err *err) {
+    import_args args;
+    int nargs;
+    bool help = false;
+    mz_code code =
+        mz_opt_parse(&import_spec, &args, argc, argv, &nargs, &help, NULL, app->out, err);
+    if (code || help)
+        return code;
+    mz_log_choose(&app->log, args.quiet, args.verbose);
+    for (int i = 0; args.list && mz_importers[i]; i++)
+        fprintf(app->out, "%-13s  %s\n", mz_importers[i]->name, mz_importers[i]->summary);
+    if (args.list)
+        return MZ_OK;
+    if (nargs == 0)
+        return mz_fail(err, MZ_EINPUT, "no file to import: pass FILE...");
+    code = need_output(args.output, err);
+    for (int i = 1; i <= nargs && !code; i++)
+        if (strcmp(argv[i], args.output) == 0)
+            code = mz_fail(err, MZ_EINPUT, "%s: the output would replace this input", argv[i]);
+    return code ? code : import_files(app, &args, argv + 1, nargs, err);
+}
+
+/* ---- check ----------------------------------------------------------------------------------- */
+
+typedef struct check_args {
+    int64_t limit;
+    bool quiet, verbose;
+} check_args;
+
+#define AT(field) offsetof(check_args, field)
+static const mz_opt check_table[] = {
+    {"limit", 0, MZ_OPT_INT, AT(limit), "100", "N", "problems listed at most per trace", 1, 1e9},
+    MZ_OPT_COMMON_ROWS(check_args),
+};
+#undef AT
+
+static const mz_opt_spec check_spec = {
+    .command = "mizan trace check",
+    .synopsis = "[OPTIONS] TRACE...",
+    .about = "Reads traces from end to end and lists everything that is wrong.",
+    .example = "mizan trace check trace.h5",
+    .table = check_table,
+    .count = COUNT(check_table),
+    .min_args = 1,
+    .max_args = -1,
+};
+
+static mz_code run_check(mz_app *app, int argc, char **argv, mz_err *err) {
+    check_args args;
+    int nargs, wrong = 0;
+    bool help = false;
+    mz_code code = mz_opt_parse(&check_spec, &args, argc, argv, &nargs, &help, NULL, app->out, err);
+    if (code || help)
+        return code;
+    mz_log_choose(&app->log, args.quiet, args.verbose);
+    for (int i = 1; i <= nargs && !code; i++) {
+        int64_t faults = 0;
+        code = mz_trace_check(app, argv[i], args.limit, app->out, &faults, err);
+        if (!code && faults == 0)
+            fprintf(app->out, "%s: sound\n", argv[i]);
+        wrong += faults > 0;
+    }
+    if (!code && wrong)
+        return nargs > 1 ? mz_fail(err, MZ_EINPUT, "%d of %d traces are wrong", wrong, nargs)
+                         : mz_fail(err, MZ_EINPUT, "%s: this trace is wrong", argv[1]);
+    return code;
+}
+
+/* ---- cut ------------------------------------------------------------------------------------- */
+
+typedef struct cut_args {
+    int64_t first_step, steps, first_layer, layers, first_rank, ranks, max_tokens, deflate;
+    const char *output;
+    bool half, quiet, verbose;
+} cut_args;
+
+#define AT(field) offsetof(cut_args, field)
+static const mz_opt cut_table[] = {
+    {"first-step", 0, MZ_OPT_INT, AT(first_step), "0", "I", "skip this many recorded steps", 0,
+     1e15},
+    {"steps", 'n', MZ_OPT_INT, AT(steps), "0", "N", "keep this many steps; 0: to the end", 0, 1e15},
+    {"first-layer", 0, MZ_OPT_INT, AT(first_layer), "0", "L", "first MoE layer to keep", 0,
+     MZ_LAYERS_MAX},
+    {"layers", 0, MZ_OPT_INT, AT(layers), "0", "N", "keep this many layers; 0: to the last", 0,
+     MZ_LAYERS_MAX},
+    {"first-rank", 0, MZ_OPT_INT, AT(first_rank), "0", "R", "first source rank to keep", 0,
+     MZ_RANKS_MAX},
+    {"ranks", 'r', MZ_OPT_INT, AT(ranks), "0", "N", "keep this many ranks; 0: to the last", 0,
+     MZ_RANKS_MAX},
+    {"max-tokens", 0, MZ_OPT_INT, AT(max_tokens), "0", "T",
+     "stop before there are more tokens; 0: no limit", 0, 1e15},
+    {"deflate", 0, MZ_OPT_INT, AT(deflate), "4", "N", "compression, 0 (none) to 9", 0, 9},
+    {"half", 0, MZ_OPT_FLAG, AT(half), NULL, NULL, "store weights in half precision"},
+    {"output", 'o', MZ_OPT_STR, AT(output), NULL, "FILE", "the trace to write"},
+    MZ_OPT_COMMON_ROWS(cut_args),
+};
+#undef AT
+
+static const mz_opt_spec cut_spec = {
+    .command = "mizan trace cut",
+    .synopsis = "[OPTIONS] TRACE -o FILE",
+    .about =
+        "Copies some steps, layers or ranks to a new trace; what is kept is renumbered from 0, "
+        "steps keep\ntheir numbers.",
+    .example = "mizan trace cut --first-step 50 --steps 10 trace.h5 -o short.h5",
+    .table = cut_table,
+    .count = COUNT(cut_table),
+    .min_args = 1,
+    .max_args = 1,
+};
+
+static mz_code run_cut(mz_app *app, int argc, char **argv, mz_err *err) {
+    cut_args args;
+    int nargs;
+    bool help = false;
+    mz_trace *trace = NULL;
+    mz_code code = mz_opt_parse(&cut_spec, &args, argc, argv, &nargs, &help, NULL, app->out, err);
+    if (code || help)
+        return code;
+    mz_log_choose(&app->log, args.quiet, args.verbose);
+    mz_cut_options options = {.first_step = args.first_step,
+                              .steps = args.steps,
+                              .first_layer = (int32_t)args.first_layer,
+                              .layers = (int32_t)args.layers,
+                              .first_rank = (int32_t)args.first_rank,
+                              .ranks = (int32_t)args.ranks,
+                              .max_tokens = args.max_tokens};
+    mz_trace_write_options write = {.deflate = (int)args.deflate, .half_weights = args.half};
+    code = need_output(args.output, err);
+    if (!code && strcmp(argv[1], args.output) == 0)
+        code = mz_fail(err, MZ_EINPUT, "%s: the output would replace the input", argv[1]);
+    if (!code)
+        code = mz_trace_open(argv[1], &trace, err);
+    if (!code)
+        code = mz_trace_cut(app, trace, &options, args.output, &write, err);
+    if (!code)
+        mz_info(&app->log, "wrote %s", args.output);
+    if (trace)
+        mz_trace_close(&trace);
+    return code;
+}
+
+/* ---- mizan trace ----------------------------------------------------------------------------- */
+
+static const mz_command trace_commands[] = {
+    {"info", "facts, sizes and how uneven the loads are", run_info},
+    {"check", "list everything that is wrong with a trace", run_check},
+    {"synth", "make a synthetic trace", run_synth},
+    {"import", "turn routing recorded by other programs into a trace", run_import},
+    {"cut", "copy some steps, layers or ranks to a new trace", run_cut},
+};
+
+static void print_help(FILE *out) {
+    fprintf(out, "usage: mizan trace COMMAND [ARGUMENT...]\n\n"
+                 "Looks at, checks, makes, imports and cuts routing traces.\n\ncommands:\n");
+    for (int i = 0; i < COUNT(trace_commands); i++)
+        fprintf(out, "  %-8s %s\n", trace_commands[i].name, trace_commands[i].summary);
+    fprintf(out, "\n'mizan trace COMMAND --help' shows the options of a command.\n"
+                 "example: mizan trace synth --load realistic -o trace.h5\n");
+}
+
+mz_code mz_cmd_trace(mz_app *app, int argc, char **argv, mz_err *err) {
+    const char *names[COUNT(trace_commands)], *name = argc > 1 ? argv[1] : NULL;
+    if (!name)
+        return mz_fail(err, MZ_EINPUT, "no command given; 'mizan trace --help' lists them");
+    if (strcmp(name, "--help") == 0 || strcmp(name, "-h") == 0 || strcmp(name, "help") == 0) {
+        print_help(app->out);
+        return MZ_OK;
+    }
+    for (int i = 0; i < COUNT(trace_commands); i++) {
+        names[i] = trace_commands[i].name;
+        if (strcmp(name, names[i]) == 0)
+            return trace_commands[i].run(app, argc - 1, argv + 1, err);
+    }
+    const char *near = mz_nearest(name, names, COUNT(trace_commands));
+    return mz_fail(err, MZ_EINPUT, "there is no command '%.40s'%s%s%s", name,
+                   near ? "; did you mean '" : "; 'mizan trace --help' lists them",
+                   near ? near : "", near ? "'?" : "");
+}
