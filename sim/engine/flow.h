@@ -12,8 +12,9 @@ typedef struct mz_flow mz_flow;
 mz_code mz_flow_create(const mz_topology *topology, double accuracy, mz_flow **flow, mz_err *err);
 void mz_flow_free(mz_flow **flow);
 void mz_flow_clear(mz_flow *flow); /* idle network at time 0, memory kept */
-/* Room for `flows` flows at once; everything after allocates nothing. */
-mz_code mz_flow_reserve(mz_flow *flow, int64_t flows, mz_err *err);
+/* Room for `flows` flows at once, of at most `route` links each; everything after allocates
+ * nothing. */
+mz_code mz_flow_reserve(mz_flow *flow, int64_t flows, int route, mz_err *err);
 
 /* `bytes` > 0 over `links` (at least one, no link twice) from `now` on; `id` comes back at the end.
  */
@@ -21,7 +22,17 @@ void mz_flow_begin(mz_flow *flow, double now, const int32_t *links, int count, d
                    int32_t id);
 /* When the next flow ends: infinity when there is none. */
 double mz_flow_next(mz_flow *flow);
-/* Moves to mz_flow_next and takes one flow that ends there: its id, -1: none. */
+/* Moves to mz_flow_next, which is finite, and takes one flow that ends there: its id. */
 int32_t mz_flow_end(mz_flow *flow);
+
+/* Rate of a flow in progress, after mz_flow_next; 0: no such id. O(flows), for tests. */
+double mz_flow_rate(const mz_flow *flow, int32_t id);
+
+/* Work done since the last clear: solutions, of these from scratch; levels of links set; flows
+ * whose bottleneck changed. */
+typedef struct mz_flow_work {
+    uint64_t solutions, fills, levels, moves;
+} mz_flow_work;
+mz_flow_work mz_flow_worked(const mz_flow *flow);
 
 #endif

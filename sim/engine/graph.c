@@ -74,6 +74,7 @@ void mz_graph_free(mz_graph **graph) {
 void mz_graph_clear(mz_graph *graph) {
     graph->tasks = graph->edges = graph->members = graph->messages = 0;
     graph->concurrent = 0;
+    graph->longest_route = 0;
     graph->exchanges = 0;
     graph->largest = 0;
     for (int32_t i = 0; i < graph->hosts; i++) {
@@ -270,8 +271,12 @@ static mz_code copy_messages(mz_graph *graph, const mz_exchange *from, int32_t *
         }
         src = mz_exchange_member(from, message->src, src);
         dst = mz_exchange_member(from, message->dst, dst + 1);
-        bool moves = topology->device[message->src] != topology->device[message->dst];
-        into[count++] = (message_copy){moves ? message->bytes : 0, first + src, first + dst};
+        int32_t links[MZ_ROUTE_MAX];
+        int route = topology->device[message->src] == topology->device[message->dst]
+                        ? 0
+                        : topology->route(topology->self, message->src, message->dst, links);
+        graph->longest_route = route > graph->longest_route ? route : graph->longest_route;
+        into[count++] = (message_copy){route > 0 ? message->bytes : 0, first + src, first + dst};
     }
     list_messages(graph, from->members, count);
     *kept = count;

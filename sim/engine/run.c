@@ -298,7 +298,9 @@ static mz_code prepare(mz_graph *graph, mz_err *err) {
                  sizeof *graph->leave)) {
         return mz_fail_nomem(err, "the run of a task graph");
     }
-    return graph->flow == NULL ? MZ_OK : mz_flow_reserve(graph->flow, graph->concurrent, err);
+    return graph->flow == NULL
+               ? MZ_OK
+               : mz_flow_reserve(graph->flow, graph->concurrent, graph->longest_route, err);
 }
 
 static void reset(mz_graph *graph) {

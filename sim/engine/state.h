@@ -82,7 +82,8 @@ struct mz_graph {
     double *bytes[4]; /* port: send/recv inside, send/recv outside */
     member_flow *member_flow;
     message_copy *message;
-    int32_t *incoming;  /* messages of each exchange by (destination, source) */
+    int32_t *incoming; /* messages of each exchange by (destination, source) */
+    int longest_route;
     int64_t concurrent; /* at most this many messages are on their way at once */
     size_t task_cap, tag_cap, start_cap, finish_cap, edge_cap, queue_cap, exchange_cap;
     size_t rank_cap, member_task_cap, bytes_cap[4], member_flow_cap, message_cap, incoming_cap;

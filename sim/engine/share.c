@@ -1,0 +1,311 @@
+/* The solution after flows began or ended, found from the one before.
+ *
+ * Links with own flows stand in `order` by level. What is kept at every moment: a link k with flows
+ * bottlenecked at it that pass l (a pair) stands before l, if l has own flows. A link whose level
+ * no longer fits (dirty) takes its new level and moves in the order; where it passes another link,
+ * the flows of their pair change sides - below the new level they are held by the other link, above
+ * it by this one. Dirty links are taken from the lowest up, since levels depend on lower levels
+ * only. */
+#include "sim/engine/share.h"
+
+#include <limits.h>
+
+static void mark(mz_flow *flow, int32_t l) {
+    link_state *link = &flow->link[l];
+    if (link->own > 0) {
+        link->dirty = true;
+        flow->lowest = link->rank < flow->lowest ? link->rank : flow->lowest;
+    } else if (!link->queued) {
+        link->queued = true;
+        flow->overloaded[flow->overloaded_count++] = l;
+    }
+}
+
+static inline void add_load(mz_flow *flow, int32_t l, double rate) {
+    flow->load[l].fixed += rate;
+    if (flow->load[l].fixed > flow->load[l].limit) {
+        mark(flow, l);
+    }
+}
+
+void mz_share_touch(mz_flow *flow, int32_t l) {
+    if (!flow->link[l].touched) {
+        flow->link[l].touched = true;
+        flow->touched[flow->touched_count++] = l;
+    }
+}
+
+/* A link gets its first own flow: it comes last in the order, where no pair can contradict. */
+static void activate(mz_flow *flow, int32_t l, double level) {
+    link_state *link = &flow->link[l];
+    link->level = level;
+    link->at = flow->now;
+    link->rank = flow->ordered;
+    flow->order[flow->ordered++] = l;
+    flow->load[l].limit = -INFINITY;
+}
+
+/* A link lost its last own flow. */
+static void deactivate(mz_flow *flow, int32_t l) {
+    link_state *link = &flow->link[l];
+    int32_t rank = link->rank;
+    flow->ordered--;
+    for (int32_t i = rank; i < flow->ordered; i++) {
+        flow->order[i] = flow->order[i + 1];
+        flow->link[flow->order[i]].rank = i;
+    }
+    flow->lowest = rank < flow->lowest ? rank : flow->lowest;
+    link->rank = SHARE_NONE;
+    link->dirty = false;
+    flow->load[l].limit = link->capacity * (1 + SHARE_TOLERANCE);
+    add_load(flow, l, 0);
+}
+
+/* Gives an own flow of `from` to `to`; both have a rank. */
+static void move_flow(mz_flow *flow, int32_t index, int32_t from, int32_t to) {
+    link_state *old = &flow->link[from], *new = &flow->link[to];
+    flow_slot *slot = &flow->slot[index];
+    double change = new->level - old->level;
+    mz_heap_remove(flow, old, index);
+    slot->ends += new->service - old->service;
+    slot->bottleneck = to;
+    mz_heap_insert(flow, new, index);
+    for (int i = 0; i < slot->count; i++) {
+        int32_t other = slot->link[i];
+        mz_list_entry(flow, slot->place[i])->b = to;
+        if (other != from) {
+            mz_pair_change(flow, from, other, -1);
+        }
+        if (other != to) {
+            mz_pair_change(flow, to, other, 1);
+        }
+        if (other != from && other != to) {
+            add_load(flow, other, change);
+        }
+    }
+    old->own--;
+    new->own++;
+    flow->load[from].fixed += new->level;
+    flow->load[to].fixed -= old->level;
+    flow->work.moves++;
+}
+
+static bool passes(const flow_slot *slot, int32_t l) {
+    for (int i = 0; i < slot->count; i++) {
+        if (slot->link[i] == l) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Gives to `to` all `count` own flows of `from` that pass it. */
+static void move_flows(mz_flow *flow, int32_t from, int32_t to, int32_t count) {
+    link_state *old = &flow->link[from], *new = &flow->link[to];
+    mz_share_settle(flow, old);
+    mz_share_settle(flow, new);
+    mz_share_touch(flow, from);
+    mz_share_touch(flow, to);
+    /* either list has them all; on a link's own list only its own flows need a look at their route
+     */
+    bool own = new->degree > 8 * (int64_t)old->degree;
+    for (int32_t c = own ? old->flows : new->flows; c != SHARE_NONE &&count > 0;
+         c = flow->pool[c].next) {
+        for (int32_t i = 0; i < flow->pool[c].used && count > 0; i++) {
+            pair_entry entry = flow->pool[c].entry[i];
+            if (entry.b == from && (!own || passes(&flow->slot[entry.a], to))) {
+                move_flow(flow, entry.a, from, to);
+                count--;
+            }
+        }
+    }
+}
+
+static inline double wanted(const mz_flow *flow, int32_t l) {
+    const link_state *link = &flow->link[l];
+    return link->own > 0 ? (link->capacity - flow->load[l].fixed) / link->own : -INFINITY;
+}
+
+/* The level to compare with: what it will be, where that is known to change. */
+static inline double level_of(const mz_flow *flow, int32_t l) {
+    return flow->link[l].dirty ? wanted(flow, l) : flow->link[l].level;
+}
+
+static void swap_ranks(mz_flow *flow, int32_t rank) {
+    int32_t a = flow->order[rank], b = flow->order[rank + 1];
+    flow->order[rank] = b;
+    flow->order[rank + 1] = a;
+    flow->link[b].rank = rank;
+    flow->link[a].rank = rank + 1;
+}
+
+/* Moves `l` before links of higher level, taking the flows they held on it. */
+static void sink(mz_flow *flow, int32_t l) {
+    const link_state *link = &flow->link[l];
+    while (link->rank > 0) {
+        int32_t other = flow->order[link->rank - 1];
+        double level = wanted(flow, l);
+        if (!(level_of(flow, other) > level * (1 + SHARE_TOLERANCE))) {
+            break;
+        }
+        swap_ranks(flow, link->rank - 1);
+        int32_t count = mz_pair_count(flow, other, l);
+        if (count > 0) {
+            move_flows(flow, other, l, count);
+            if (flow->link[other].own == 0) {
+                deactivate(flow, other);
+            } else {
+                mark(flow, other);
+            }
+        }
+    }
+}
+
+/* Moves `l` behind links of lower level, leaving them the flows they hold back. */
+static void rise(mz_flow *flow, int32_t l) {
+    const link_state *link = &flow->link[l];
+    while (link->own > 0 && link->rank + 1 < flow->ordered) {
+        int32_t other = flow->order[link->rank + 1];
+        if (!(wanted(flow, l) > level_of(flow, other) * (1 + SHARE_TOLERANCE))) {
+            break;
+        }
+        swap_ranks(flow, link->rank);
+        int32_t count = mz_pair_count(flow, l, other);
+        if (count > 0) {
+            move_flows(flow, l, other, count);
+            mark(flow, other);
+        }
+    }
+}
+
+static void set_level(mz_flow *flow, int32_t l, double level) {
+    link_state *link = &flow->link[l];
+    double change = level - link->level;
+    if (fabs(change) <= 1e-15 * level) {
+        return;
+    }
+    mz_share_settle(flow, link);
+    mz_share_touch(flow, l);
+    link->level = level;
+    flow->work.levels++;
+    for (int32_t c = link->pairs; c != SHARE_NONE; c = flow->pool[c].next) {
+        const chunk *part = &flow->pool[c];
+        for (int32_t i = 0; i < part->used; i++) {
+            add_load(flow, part->entry[i].a, part->entry[i].b * change);
+        }
+    }
+}
+
+static void process(mz_flow *flow, int32_t l) {
+    flow->link[l].dirty = false;
+    sink(flow, l);
+    rise(flow, l);
+    if (flow->link[l].own == 0) {
+        deactivate(flow, l);
+    } else {
+        set_level(flow, l, wanted(flow, l));
+    }
+}
+
+/* A link that carried less than its capacity is overloaded now: it takes flows from the fastest. */
+static void process_overload(mz_flow *flow, int32_t l) {
+    flow->link[l].queued = false;
+    if (flow->link[l].own == 0 && flow->load[l].fixed > flow->load[l].limit) {
+        activate(flow, l, 0);
+        process(flow, l);
+    }
+}
+
+void mz_share_attach(mz_flow *flow, int32_t index) {
+    flow_slot *slot = &flow->slot[index];
+    int32_t at = SHARE_NONE, spare = SHARE_NONE;
+    for (int i = 0; i < slot->count; i++) {
+        int32_t l = slot->link[i];
+        const link_state *link = &flow->link[l];
+        if (link->own > 0) {
+            at = at == SHARE_NONE || link->rank < flow->link[at].rank ? l : at;
+        } else if (spare == SHARE_NONE ||
+                   link->capacity - flow->load[l].fixed <
+                       flow->link[spare].capacity - flow->load[spare].fixed) {
+            spare = l;
+        }
+    }
+    if (at == SHARE_NONE) {
+        at = spare;
+        activate(flow, at, fmax(flow->link[at].capacity - flow->load[at].fixed, 0));
+    }
+    link_state *link = &flow->link[at];
+    mz_share_settle(flow, link);
+    slot->ends += link->service;
+    slot->bottleneck = at;
+    link->own++;
+    mz_heap_insert(flow, link, index);
+    for (int i = 0; i < slot->count; i++) {
+        mz_list_entry(flow, slot->place[i])->b = at;
+        if (slot->link[i] != at) {
+            mz_pair_change(flow, at, slot->link[i], 1);
+            add_load(flow, slot->link[i], link->level);
+        }
+    }
+    mark(flow, at);
+    mz_share_touch(flow, at);
+}
+
+void mz_share_detach(mz_flow *flow, int32_t index) {
+    flow_slot *slot = &flow->slot[index];
+    int32_t at = slot->bottleneck;
+    link_state *link = &flow->link[at];
+    mz_share_settle(flow, link);
+    mz_heap_remove(flow, link, index);
+    mz_share_touch(flow, at);
+    for (int i = 0; i < slot->count; i++) {
+        int32_t l = slot->link[i];
+        if (l != at) {
+            mz_pair_change(flow, at, l, -1);
+            add_load(flow, l, -link->level);
+        }
+    }
+    if (--link->own > 0) {
+        mark(flow, at);
+    } else {
+        deactivate(flow, at);
+    }
+}
+
+/* Links passed one another while some still had levels to come: the first that stands wrongly among
+ * the new levels is looked at again. */
+static bool in_order(mz_flow *flow, int32_t from) {
+    for (int32_t rank = from > 0 ? from : 1; rank < flow->ordered; rank++) {
+        const link_state *before = &flow->link[flow->order[rank - 1]];
+        const link_state *link = &flow->link[flow->order[rank]];
+        if (before->level > link->level * (1 + SHARE_TOLERANCE)) {
+            mark(flow, flow->order[rank]);
+            return false;
+        }
+    }
+    return true;
+}
+
+bool mz_share_update(mz_flow *flow) {
+    int64_t steps = 64 * ((int64_t)flow->links + 16);
+    int32_t first = INT_MAX;
+    for (;;) {
+        int32_t rank = flow->lowest;
+        while (rank < flow->ordered && !flow->link[flow->order[rank]].dirty) {
+            rank++;
+        }
+        flow->lowest = rank;
+        first = rank < first ? rank : first;
+        if (steps-- == 0) {
+            return false;
+        }
+        if (rank < flow->ordered) {
+            process(flow, flow->order[rank]);
+        } else if (flow->overloaded_count > 0) {
+            process_overload(flow, flow->overloaded[--flow->overloaded_count]);
+        } else if (in_order(flow, 0)) {
+            flow->lowest = INT_MAX;
+            return true;
+        }
+    }
+}
