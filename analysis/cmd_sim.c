@@ -132,6 +132,15 @@ static mz_code print_names(mz_app *app, const char *title, list_fn list, mz_aren
     return MZ_OK;
 }
 
+static void print_option(FILE *out, const mz_opt *o) {
+    char value[160];
+    snprintf(value, sizeof value, "%s=%s", o->name, o->dflt ? o->dflt : o->meta ? o->meta : "");
+    fprintf(out, "    %-22s %s", value, o->help);
+    if (o->type == MZ_OPT_ENUM)
+        fprintf(out, " (%s)", o->meta);
+    fputc('\n', out);
+}
+
 static mz_code list_all(mz_app *app, mz_err *err) {
     mz_arena arena = {0};
     mz_code code = print_names(app, "models (--model)", mz_model_list, &arena, err);
@@ -143,10 +152,8 @@ static mz_code list_all(mz_app *app, mz_err *err) {
     fprintf(app->out, "policies (--policy), options in brackets with their defaults\n");
     for (const mz_policy *const *p = mz_policies; *p; p++) {
         fprintf(app->out, "  %-10s %s\n", (*p)->name, (*p)->summary);
-        for (int k = 0; k < (*p)->option_count; k++) {
-            const mz_opt *o = &(*p)->options[k];
-            fprintf(app->out, "    %s=%s  %s\n", o->name, o->dflt ? o->dflt : "", o->help);
-        }
+        for (int k = 0; k < (*p)->option_count; k++)
+            print_option(app->out, &(*p)->options[k]);
     }
     int count = 0;
     const mz_optimizer *const *optimizer = mz_optimizers(&count);
