@@ -380,7 +380,7 @@ static void place(mz_micro *micro) {
 
 /* ---- plans ----------------------------------------------------------------------------------- */
 
-static bool make_room(const mz_shape *shape, mz_plan *plan, int32_t micros) {
+static bool make_room(const mz_shape *shape, mz_step_plan *plan, int32_t micros) {
     if (micros > plan->cap) {
         mz_micro *grown = realloc(plan->micro, sizeof *grown * (size_t)micros);
         if (!grown)
@@ -408,7 +408,7 @@ static bool make_room(const mz_shape *shape, mz_plan *plan, int32_t micros) {
     return true;
 }
 
-static bool plan_pairs(const mz_shape *shape, mz_plan *plan, int32_t m, int64_t group) {
+static bool plan_pairs(const mz_shape *shape, mz_step_plan *plan, int32_t m, int64_t group) {
     mz_micro *micro = &plan->micro[m];
     piece_list list = {&micro->pieces, &micro->count, &micro->cap};
     mz_rng rng =
@@ -477,7 +477,7 @@ int32_t mz_shape_parts(const mz_shape *shape, const mz_micro *micro, int32_t sou
     return parts;
 }
 
-static mz_code plan_counts(const mz_shape *shape, mz_plan *plan, int32_t m, int64_t begin,
+static mz_code plan_counts(const mz_shape *shape, mz_step_plan *plan, int32_t m, int64_t begin,
                            int64_t end, mz_err *err) {
     mz_micro *micro = &plan->micro[m];
     int64_t *bound = malloc(sizeof *bound * ((size_t)shape->ranks + 1));
@@ -501,7 +501,7 @@ static mz_code plan_counts(const mz_shape *shape, mz_plan *plan, int32_t m, int6
 }
 
 /* Counts know no sequences: they grow by whole factors only. */
-static mz_code choose_factor(const mz_shape *shape, mz_plan *plan, mz_err *err) {
+static mz_code choose_factor(const mz_shape *shape, mz_step_plan *plan, mz_err *err) {
     const mz_stream_options *o = &shape->options;
     int64_t tokens = 0, want = 0;
     plan->factor = 1;
@@ -524,7 +524,7 @@ static mz_code choose_factor(const mz_shape *shape, mz_plan *plan, mz_err *err) 
     return MZ_OK;
 }
 
-mz_code mz_plan_make(const mz_shape *shape, int64_t step, mz_plan *plan, mz_err *err) {
+mz_code mz_step_plan_make(const mz_shape *shape, int64_t step, mz_step_plan *plan, mz_err *err) {
     bool none = shape->trace->facts.step_meaning == MZ_STEP_NONE;
     bool pairs = shape->trace->facts.kind == MZ_TRACE_PAIRS;
     int64_t begin = shape->step_begin[step], end = shape->step_begin[step + 1];
@@ -550,7 +550,7 @@ mz_code mz_plan_make(const mz_shape *shape, int64_t step, mz_plan *plan, mz_err 
     return code;
 }
 
-void mz_plan_free(mz_plan *plan) {
+void mz_step_plan_free(mz_step_plan *plan) {
     for (int32_t m = 0; m < plan->cap; m++) {
         free(plan->micro[m].pieces);
         free(plan->micro[m].source_tokens);

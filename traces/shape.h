@@ -37,7 +37,7 @@ typedef struct mz_micro {
     int64_t *source_tokens;         /* kind counts: [S] before scaling */
 } mz_micro;
 
-typedef struct mz_plan {
+typedef struct mz_step_plan {
     int64_t step;  /* ordinal, -1: none */
     int64_t label; /* as the trace numbers it */
     int32_t micros, cap;
@@ -45,7 +45,7 @@ typedef struct mz_plan {
     mz_micro *micro;
     int64_t *tokens; /* [micros][R] */
     size_t tokens_cap;
-} mz_plan;
+} mz_step_plan;
 
 typedef struct mz_shape {
     mz_trace *trace;
@@ -69,8 +69,8 @@ mz_code mz_shape_make(mz_trace *trace, const mz_stream_options *options, mz_shap
 void mz_shape_free(mz_shape *shape);
 
 /* Plans step `step` (an ordinal of all steps, window not applied). */
-mz_code mz_plan_make(const mz_shape *shape, int64_t step, mz_plan *plan, mz_err *err);
-void mz_plan_free(mz_plan *plan);
+mz_code mz_step_plan_make(const mz_shape *shape, int64_t step, mz_step_plan *plan, mz_err *err);
+void mz_step_plan_free(mz_step_plan *plan);
 
 /* Token boundaries of the parts in which source `source` of a micro-batch goes to ranks *first,
  * *first+1, ...: part i gets tokens [bound[i], bound[i+1]). Returns the number of parts, at most R;

@@ -25,7 +25,8 @@ typedef struct call_buffer {
 
 struct mz_stream {
     mz_shape shape;
-    mz_plan plan[2]; /* by parity of the step: the next one may be made while this one is read */
+    mz_step_plan
+        plan[2]; /* by parity of the step: the next one may be made while this one is read */
     call_buffer buffer[2];
     int current;     /* buffer that the consumer holds */
     int64_t step;    /* given out last, -1 none yet */
@@ -215,7 +216,7 @@ static mz_code fill_pairs(mz_stream *stream, const mz_micro *micro, int32_t laye
 /* ---- counts ---------------------------------------------------------------------------------- */
 
 /* Divides the counts of one source among the ranks that hold parts of its tokens. */
-static void split_source(mz_stream *stream, const mz_plan *plan, int32_t m, int32_t layer,
+static void split_source(mz_stream *stream, const mz_step_plan *plan, int32_t m, int32_t layer,
                          int32_t source, int64_t pairs, call_buffer *b) {
     const mz_micro *micro = &plan->micro[m];
     int32_t first, experts = b->load.experts;
@@ -238,7 +239,7 @@ static void split_source(mz_stream *stream, const mz_plan *plan, int32_t m, int3
     }
 }
 
-static mz_code add_block(mz_stream *stream, const mz_plan *plan, int32_t m, int32_t layer,
+static mz_code add_block(mz_stream *stream, const mz_step_plan *plan, int32_t m, int32_t layer,
                          int64_t block, call_buffer *b, mz_err *err) {
     const mz_shape *shape = &stream->shape;
     int32_t source = shape->blocks[block].rank, sources = shape->trace->facts.ranks;
@@ -264,7 +265,7 @@ static mz_code add_block(mz_stream *stream, const mz_plan *plan, int32_t m, int3
     return MZ_OK;
 }
 
-static mz_code fill_counts(mz_stream *stream, const mz_plan *plan, int32_t m, int32_t layer,
+static mz_code fill_counts(mz_stream *stream, const mz_step_plan *plan, int32_t m, int32_t layer,
                            call_buffer *b, mz_err *err) {
     const mz_shape *shape = &stream->shape;
     const mz_micro *micro = &plan->micro[m];
@@ -281,14 +282,14 @@ static mz_code fill_counts(mz_stream *stream, const mz_plan *plan, int32_t m, in
 
 /* ---- producing ------------------------------------------------------------------------------- */
 
-static mz_code need_plan(mz_stream *stream, int64_t step, mz_plan **plan, mz_err *err) {
+static mz_code need_plan(mz_stream *stream, int64_t step, mz_step_plan **plan, mz_err *err) {
     *plan = &stream->plan[step & 1];
-    return (*plan)->step == step ? MZ_OK : mz_plan_make(&stream->shape, step, *plan, err);
+    return (*plan)->step == step ? MZ_OK : mz_step_plan_make(&stream->shape, step, *plan, err);
 }
 
 /* Fills a buffer; runs in the reading thread or, without one, in the consumer. */
 static void produce(mz_stream *stream, int64_t step, int64_t ordinal, call_buffer *b) {
-    mz_plan *plan;
+    mz_step_plan *plan;
     b->step = step;
     b->ordinal = ordinal;
     b->code = need_plan(stream, step, &plan, &b->err);
@@ -352,7 +353,7 @@ static int64_t window_end(const mz_stream *stream) {
 
 static mz_code next_step(void *self, mz_step_head *head, bool *end, mz_err *err) {
     mz_stream *stream = self;
-    mz_plan *plan;
+    mz_step_plan *plan;
     *end = stream->step + 1 >= window_end(stream);
     if (*end)
         return MZ_OK;
@@ -373,7 +374,7 @@ static mz_code next_call(void *self, mz_layer_call *call, mz_err *err) {
     wait_idle(stream);
     if (stream->step < stream->shape.options.first_step)
         return mz_fail(err, MZ_EINTERNAL, "a layer call was asked for before its step");
-    const mz_plan *plan = &stream->plan[stream->step & 1];
+    const mz_step_plan *plan = &stream->plan[stream->step & 1];
     int64_t calls = (int64_t)plan->micros * stream->shape.layers, ordinal = stream->ordinal;
     if (ordinal >= calls)
         return mz_fail(err, MZ_EINTERNAL, "the step has no further layer call");
@@ -468,7 +469,7 @@ void mz_stream_close(mz_stream **stream) {
     pthread_cond_destroy(&s->wake);
     for (int i = 0; i < 2; i++) {
         free_buffer(&s->buffer[i]);
-        mz_plan_free(&s->plan[i]);
+        mz_step_plan_free(&s->plan[i]);
     }
     free(s->row);
     free(s->bound);
