@@ -3,6 +3,7 @@
 #include "tests/harness.h"
 
 #include "traces/synth.h"
+#include "traces/trace.h"
 
 #include <math.h>
 
@@ -436,13 +437,120 @@ static void bad_options_are_named(void **state) {
     assert_fails(mz_synth_open(&o, &synth, &err), MZ_EINPUT, "--steps", &err);
 }
 
+/* ---- files ----------------------------------------------------------------------------------- */
+
+static void same_pairs(mz_trace *a, mz_trace *b) {
+    static uint16_t expert[2][8192];
+    static float weight[2][8192];
+    const mz_trace_call *x, *y;
+    mz_err err;
+    int64_t count = mz_trace_calls(a, &x);
+    assert_int_equal(mz_trace_calls(b, &y), count);
+    for (int64_t i = 0; i < count; i++) {
+        assert_true(x[i].step == y[i].step && x[i].micro_batch == y[i].micro_batch);
+        assert_true(x[i].layer == y[i].layer && x[i].rank == y[i].rank);
+        assert_true(x[i].token_begin == y[i].token_begin && x[i].tokens == y[i].tokens);
+        assert_in_range(x[i].pairs, 1, 8192);
+        mz_trace_pairs_out out[2] = {{.expert = expert[0], .weight = weight[0]},
+                                     {.expert = expert[1], .weight = weight[1]}};
+        assert_ok(mz_trace_read_pairs(a, i, 0, x[i].tokens, &out[0], &err), &err);
+        assert_ok(mz_trace_read_pairs(b, i, 0, y[i].tokens, &out[1], &err), &err);
+        assert_memory_equal(expert[0], expert[1], (size_t)x[i].pairs * sizeof expert[0][0]);
+        assert_memory_equal(weight[0], weight[1], (size_t)x[i].pairs * sizeof weight[0][0]);
+    }
+}
+
+/* The shipped example is what its README's command makes; another seed gives another trace. */
+static void example_is_reproduced(void **state) {
+    char directory[256], path[300];
+    const mz_trace_sequence *sequences;
+    mz_trace *shipped, *made;
+    mz_err err;
+    mz_app app = {.log = mz_log_make(NULL, -1), .version = "0"};
+    mz_trace_write_options write = {.deflate = 1, .half_weights = true};
+    mz_synth_options o = {.load = "realistic",
+                          .name = "olmoe-1b-7b",
+                          .layers = 16,
+                          .experts = 64,
+                          .top_k = 8,
+                          .ranks = 8,
+                          .tokens = 256,
+                          .sequence = 128,
+                          .steps = 6,
+                          .micro_batches = 1,
+                          .hidden = 2048,
+                          .intermediate = 1024,
+                          .seed = 20,
+                          .kind = MZ_TRACE_PAIRS};
+    (void)state;
+    make_directory(directory, sizeof directory);
+    snprintf(path, sizeof path, "%s/made.h5", directory);
+    assert_ok(mz_synth_write(&app, &o, path, &write, &err), &err);
+    assert_ok(mz_trace_open(MZ_SOURCE_DIR "/traces/example/olmoe-8r.h5", &shipped, &err), &err);
+    assert_ok(mz_trace_open(path, &made, &err), &err);
+    same_pairs(shipped, made);
+    mz_trace_facts a = *mz_trace_facts_of(shipped), b = *mz_trace_facts_of(made);
+    assert_string_equal(a.name, b.name);
+    assert_string_equal(a.source, b.source);
+    assert_true(a.hidden == b.hidden && a.intermediate == b.intermediate);
+    assert_true(a.sequence_length == 128 && a.weights_normalized && a.has_weight);
+    assert_int_equal(mz_trace_sequences(shipped, &sequences), 96);
+    mz_trace_close(&made);
+    mz_trace_close(&shipped);
+    remove_directory(directory);
+}
+
+/* Counts are the pairs counted; ranks without tokens are written as calls without pairs. */
+static void kinds_agree(void **state) {
+    char directory[256], path[2][300];
+    mz_trace *trace[2];
+    mz_err err;
+    mz_app app = {.log = mz_log_make(NULL, -1), .version = "0"};
+    (void)state;
+    make_directory(directory, sizeof directory);
+    mz_synth_options o = shape("empty");
+    o.tokens = 100;
+    o.steps = 2;
+    for (int kind = 0; kind < 2; kind++) {
+        snprintf(path[kind], sizeof path[kind], "%s/%d.h5", directory, kind);
+        o.kind = kind ? MZ_TRACE_COUNTS : MZ_TRACE_PAIRS;
+        assert_ok(mz_synth_write(&app, &o, path[kind], NULL, &err), &err);
+        assert_ok(mz_trace_open(path[kind], &trace[kind], &err), &err);
+    }
+    const mz_trace_call *calls;
+    int64_t count = mz_trace_calls(trace[0], &calls), none = 0;
+    assert_int_equal(count, 2 * 2 * 3 * 8);
+    for (int64_t i = 0; i < count; i++) {
+        int64_t a[64] = {0}, b[64] = {0};
+        assert_ok(mz_trace_add_counts(trace[0], i, a, &err), &err);
+        assert_ok(mz_trace_add_counts(trace[1], i, b, &err), &err);
+        assert_memory_equal(a, b, sizeof a);
+        none += calls[i].tokens == 0;
+    }
+    assert_int_equal(none, count / 4);
+    mz_trace_close(&trace[0]);
+    mz_trace_close(&trace[1]);
+    volatile sig_atomic_t stop = 1;
+    app.stop = &stop;
+    snprintf(path[0], sizeof path[0], "%s/stopped.h5", directory);
+    assert_fails(mz_synth_write(&app, &o, path[0], NULL, &err), MZ_EABORTED, "interrupted", &err);
+    assert_int_not_equal(access(path[0], F_OK), 0);
+    remove_directory(directory);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_token_is_valid),   cmocka_unit_test(steps_are_independent),
-        cmocka_unit_test(balanced_is_even),       cmocka_unit_test(hot_loads_are_hot),
-        cmocka_unit_test(moving_loads_move),      cmocka_unit_test(sources_and_places_run_empty),
-        cmocka_unit_test(realistic_is_realistic), cmocka_unit_test(realistic_drifts),
+        cmocka_unit_test(every_token_is_valid),
+        cmocka_unit_test(steps_are_independent),
+        cmocka_unit_test(balanced_is_even),
+        cmocka_unit_test(hot_loads_are_hot),
+        cmocka_unit_test(moving_loads_move),
+        cmocka_unit_test(sources_and_places_run_empty),
+        cmocka_unit_test(realistic_is_realistic),
+        cmocka_unit_test(realistic_drifts),
         cmocka_unit_test(bad_options_are_named),
+        cmocka_unit_test(example_is_reproduced),
+        cmocka_unit_test(kinds_agree),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
