@@ -57,13 +57,13 @@ static void back_expert_stage(mz_step *s, const step_at *at) {
 
 /* Replica gradients: nothing of this rank, the next layer, or only the optimizer waits for them. */
 static void reduce_moves(mz_step *s, const step_at *at) {
-    if (step_build_moves(s, at, MZ_MOVE_REDUCE, MZ_HIDE_NOTHING, true) > 0)
+    if (step_build_moves(s, at, MZ_MOVE_REDUCE, MZ_HIDE_NOTHING, NULL) > 0)
         step_need_each(s, at->first, at->end, s->joined);
-    step_keep_joined(s, at, step_build_moves(s, at, MZ_MOVE_REDUCE, MZ_HIDE_PACK, true),
+    step_keep_joined(s, at, step_build_moves(s, at, MZ_MOVE_REDUCE, MZ_HIDE_PACK, NULL),
                      s->before_dispatch);
-    step_keep_joined(s, at, step_build_moves(s, at, MZ_MOVE_REDUCE, MZ_HIDE_DISPATCH, true),
+    step_keep_joined(s, at, step_build_moves(s, at, MZ_MOVE_REDUCE, MZ_HIDE_DISPATCH, NULL),
                      s->before_products);
-    if (step_build_moves(s, at, MZ_MOVE_REDUCE, MZ_HIDE_LAYERS, true) > 0)
+    if (step_build_moves(s, at, MZ_MOVE_REDUCE, MZ_HIDE_LAYERS, NULL) > 0)
         for (int32_t r = at->first; r < at->end; r++)
             s->reduced[r] = s->joined[r] >= 0 ? s->joined[r] : s->reduced[r];
 }
@@ -90,7 +90,7 @@ static void backward_moe(mz_step *s, const step_at *at) {
     step_prefetch(s, at->micro_batch, at->moe - 1, at->group, MZ_MOVE_BACKWARD);
     if (at->call->lossy)
         select_stage(s, at);
-    step_build_early_moves(s, at, MZ_MOVE_BACKWARD);
+    step_build_early_moves(s, at, MZ_MOVE_BACKWARD, NULL);
     back_pack_stage(s, at);
     step_build_rows(s, at, TRAFFIC_BACK_DISPATCH, PHASE_BACKWARD_DISPATCH, s->before_dispatch);
     back_expert_stage(s, at);

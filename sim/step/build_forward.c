@@ -43,11 +43,19 @@ static double unpack_time(const mz_step *s, int64_t rows, int64_t tokens) {
     return step_row_copies(s, rows + tokens, tokens);
 }
 
+/* Plans made from current counts are known once the counts are here: their transfers neither start
+ * before that nor run ahead in an earlier layer. */
+static bool plans_ahead(const mz_step *s) {
+    return !(s->traits.sees & MZ_SEES_CURRENT);
+}
+
 static void count_stage(mz_step *s, const step_at *at) {
     /* Planners that see current counts need every rank's; others only how many rows arrive. */
     const bool all = s->traits.sees & MZ_SEES_CURRENT;
     const int64_t experts = s->model->experts;
     step_build_counts(s, at, 4 * (all ? experts : (experts + s->ep - 1) / s->ep));
+    if (s->ep > 1 && !plans_ahead(s))
+        step_keep_joined(s, at, 1, s->counted);
     const bool planned = s->options.effects.planner && step_moves_decided(s);
     const double planner = planned ? s->planner_cost : 0;
     const double sync = s->options.effects.launches ? s->cluster->device.sync_s : 0;
@@ -57,11 +65,12 @@ static void count_stage(mz_step *s, const step_at *at) {
         step_host_sync(s, r, s->ep > 1 ? s->joined[r] : s->last[r], sync + planner, at->layer);
 }
 
-void step_build_early_moves(mz_step *s, const step_at *at, mz_move_phase phase) {
-    if (step_build_moves(s, at, phase, MZ_HIDE_NOTHING, true) > 0)
+void step_build_early_moves(mz_step *s, const step_at *at, mz_move_phase phase,
+                            const mz_task *also) {
+    if (step_build_moves(s, at, phase, MZ_HIDE_NOTHING, also) > 0)
         step_need_each(s, at->first, at->end, s->joined);
-    step_keep_joined(s, at, step_build_moves(s, at, phase, MZ_HIDE_PACK, true), s->before_dispatch);
-    step_keep_joined(s, at, step_build_moves(s, at, phase, MZ_HIDE_DISPATCH, true),
+    step_keep_joined(s, at, step_build_moves(s, at, phase, MZ_HIDE_PACK, also), s->before_dispatch);
+    step_keep_joined(s, at, step_build_moves(s, at, phase, MZ_HIDE_DISPATCH, also),
                      s->before_products);
 }
 
@@ -74,7 +83,7 @@ void step_prefetch(mz_step *s, int32_t micro_batch, int32_t moe, int32_t group,
         return;
     }
     const step_at next = step_at_of(s, micro_batch, moe, group);
-    step_keep_joined(s, &next, step_build_moves(s, &next, phase, MZ_HIDE_LAYERS, true),
+    step_keep_joined(s, &next, step_build_moves(s, &next, phase, MZ_HIDE_LAYERS, NULL),
                      s->prefetched);
 }
 
@@ -128,13 +137,13 @@ static void unpack_stage(mz_step *s, const step_at *at, bool exchange) {
 
 static void no_moves(mz_step *s, const step_at *at) {
     for (int32_t r = at->first; r < at->end; r++)
-        s->before_dispatch[r] = s->before_products[r] = s->due[r] = -1;
+        s->before_dispatch[r] = s->before_products[r] = s->due[r] = s->counted[r] = -1;
 }
 
 void step_build_moe(mz_step *s, const step_at *at, bool again) {
     const bool exchange = s->ep > 1 && (!again || s->options.effects.recompute_exchange);
     no_moves(s, at);
-    if (!again) {
+    if (!again && plans_ahead(s)) {
         for (int32_t r = at->first; r < at->end; r++)
             s->due[r] = s->prefetched[r];
         step_prefetch(s, at->micro_batch, at->moe + 1, at->group, MZ_MOVE_FORWARD);
@@ -142,7 +151,11 @@ void step_build_moe(mz_step *s, const step_at *at, bool again) {
     router_stage(s, at);
     if (!again) {
         count_stage(s, at);
-        step_build_early_moves(s, at, MZ_MOVE_FORWARD);
+        if (!plans_ahead(s))
+            step_keep_joined(s, at,
+                             step_build_moves(s, at, MZ_MOVE_FORWARD, MZ_HIDE_LAYERS, s->counted),
+                             s->due);
+        step_build_early_moves(s, at, MZ_MOVE_FORWARD, s->counted);
     }
     pack_stage(s, at);
     if (exchange)
@@ -191,7 +204,7 @@ static void start_micro_batch(mz_step *s, int32_t micro_batch) {
 void step_build_forward(mz_step *s, int32_t micro_batch) {
     int32_t moe = 0;
     start_micro_batch(s, micro_batch);
-    for (int32_t g = 0; g < s->groups; g++)
+    for (int32_t g = 0; plans_ahead(s) && g < s->groups; g++)
         step_prefetch(s, micro_batch, 0, g, MZ_MOVE_FORWARD);
     if (s->options.zero >= 3)
         step_build_layer_gather(s, s->layers); /* embedding and head */

@@ -197,6 +197,7 @@ struct mz_step {
     mz_task *span_first, *beside; /* [ranks] first task of a span; work beside an exchange */
     mz_task *before_dispatch, *before_products, *before_end; /* [ranks] moves awaited there */
     mz_task *prefetched, *due;     /* [ranks] moves ahead of time: of the next call, of this one */
+    mz_task *counted;              /* [ranks] count exchange that plans wait for, or -1 */
     mz_task *gathered;             /* [ranks] weights of the next layer (ZeRO 3) */
     mz_task *reduced, *scattered;  /* [ranks] last replica and gradient reductions that only the
                                  optimizer awaits */
@@ -346,9 +347,10 @@ void step_build_rows(mz_step *s, const step_at *at, step_traffic traffic, step_p
                      const mz_task *also);
 /* Every rank of the group sends `bytes` to every other. */
 void step_build_counts(mz_step *s, const step_at *at, int64_t bytes);
-/* Moves of one phase and hide rule, on the second communication stream; number of members. */
+/* Moves of one phase and hide rule, on the second communication stream, after the ranks' last
+ * compute task and `also` (or NULL); number of members. */
 int32_t step_build_moves(mz_step *s, const step_at *at, mz_move_phase phase, mz_move_hide hide,
-                         bool after_compute);
+                         const mz_task *also);
 void step_build_step_moves(mz_step *s, int32_t group);
 
 /* ---- parts of a step ---------------------------------------------------------------------------
@@ -370,7 +372,8 @@ void step_need_each(mz_step *s, int32_t first, int32_t end, const mz_task *task)
 void step_keep_joined(mz_step *s, const step_at *at, int32_t members, mz_task *to);
 /* The moves of a phase that the call's own work waits for: they block the rank, or
  * s->before_dispatch or s->before_products keep their tasks. */
-void step_build_early_moves(mz_step *s, const step_at *at, mz_move_phase phase);
+void step_build_early_moves(mz_step *s, const step_at *at, mz_move_phase phase,
+                            const mz_task *also);
 /* The moves of call `moe` that hide behind other layers, issued now; tasks in s->prefetched. */
 void step_prefetch(mz_step *s, int32_t micro_batch, int32_t moe, int32_t group,
                    mz_move_phase phase);

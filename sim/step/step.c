@@ -118,7 +118,7 @@ static bool alloc_builder(mz_step *s) {
     const int32_t n = s->ranks;
     mz_task **tasks[] = {&s->last,       &s->joined,          &s->span_first,      &s->beside,
                          &s->prefetched, &s->before_dispatch, &s->before_products, &s->due,
-                         &s->gathered,   &s->reduced,         &s->scattered};
+                         &s->gathered,   &s->reduced,         &s->scattered,       &s->counted};
     for (size_t i = 0; i < sizeof tasks / sizeof *tasks; i++)
         if (!(*tasks[i] = MZ_NEW(a, mz_task, n)))
             return false;

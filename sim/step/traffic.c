@@ -146,7 +146,7 @@ static void collect_move(mz_step *s, const mz_move *m, int32_t *rounds) {
 }
 
 int32_t step_build_moves(mz_step *s, const step_at *at, mz_move_phase phase, mz_move_hide hide,
-                         bool after_compute) {
+                         const mz_task *also) {
     if (s->code != MZ_OK || !(at->call->move_mask >> (8 * phase + hide) & 1))
         return 0;
     int32_t rounds = 1;
@@ -155,7 +155,7 @@ int32_t step_build_moves(mz_step *s, const step_at *at, mz_move_phase phase, mz_
             collect_move(s, &s->move[i], &rounds);
     const step_phase tag = phase == MZ_MOVE_REDUCE ? PHASE_REPLICA_REDUCE : PHASE_WEIGHT_MOVE;
     return step_run_collected(s, at->first, at->end, rounds,
-                              (step_join){STREAM_MOVE, tag, at->layer, after_compute, NULL});
+                              (step_join){STREAM_MOVE, tag, at->layer, true, also});
 }
 
 /* Transfers after the optimizer, of all layers together: they are issued at once. */

@@ -1,0 +1,519 @@
+/* Times of a step that can be added up by hand, bytes against the plan, moves, rings. */
+#include "tests/step/tiny.h"
+
+#include <math.h>
+
+static const double row_bytes = 2 * TINY_H, inside = 1e10, outside = 1e9, memory = 1e11;
+
+/* 64 pairs of 4 experts: 16 each. */
+static const int64_t even[4 * TINY_EXPERTS] = {16, 16, 16, 16, 16, 16, 16, 16,
+                                               16, 16, 16, 16, 16, 16, 16, 16};
+
+/* Products of 64 x 64 and 64 x 32 for `rows` pairs and the activation's bytes. */
+static double experts_forward(double rows) {
+    return tiny_gemm(rows, 2 * TINY_I, TINY_H) + tiny_gemm(rows, TINY_H, TINY_I) +
+           rows * 2 * (2 * TINY_I + TINY_I) / memory;
+}
+
+static double experts_backward(double rows) {
+    return 2 * (tiny_gemm(rows, 2 * TINY_I, TINY_H) + tiny_gemm(rows, TINY_H, TINY_I)) +
+           rows * 2 * (TINY_I + 4 * TINY_I) / memory;
+}
+
+static double router(double tokens, double products) {
+    return products * tiny_gemm(tokens, TINY_EXPERTS, TINY_H) +
+           tokens * (8 * TINY_EXPERTS + 16 * 2) / memory;
+}
+
+/* Everything but routed experts: embedding and head, attention, router; bf16. */
+static const double dense_bytes =
+    2.0 * (2 * TINY_VOCAB * TINY_H + 4 * TINY_H * TINY_H + TINY_EXPERTS * TINY_H);
+static const double expert_bytes = 2.0 * 3 * TINY_I * TINY_H * TINY_EXPERTS;
+
+/* Two ranks, one MoE layer, no launches and no other work: one chain of kernels and exchanges. */
+static void test_critical_path(void **state) {
+    tiny t;
+    tiny_make(&t, 2, 2, "m");
+    tiny_load(&t, even);
+    tiny_static_plan(&t);
+    const mz_step_outcome o = tiny_run(&t, 1);
+    const double counts = 4 * 2 / inside + 1e-6, rows = 32 * row_bytes / inside + 1e-6;
+    const double tail = 2 * (dense_bytes / 2 / inside + 1e-6);
+    const double moe = router(32, 1) + counts + rows + experts_forward(64) + rows;
+    const double back = rows + experts_backward(64) + rows + router(32, 2);
+    assert_close(o.time_s, moe + back + tail);
+    assert_close(o.moe_s, moe + back);
+    assert_close(o.phase_s[tiny_phase("experts")], experts_forward(64));
+    assert_close(o.phase_s[tiny_phase("backward_experts")], experts_backward(64));
+    assert_close(o.phase_s[tiny_phase("dispatch")], rows);
+    assert_close(o.phase_s[tiny_phase("backward_combine")], rows);
+    assert_close(o.phase_s[tiny_phase("gradient_reduce")], tail / 2);
+    assert_close(o.phase_s[tiny_phase("parameter_gather")], tail / 2);
+    /* Nobody ever waits: kernels or exchanges cover the step. */
+    assert_near(o.phase_s[tiny_phase("launch_wait")], 0, 1e-15);
+    assert_int_equal(o.tokens, 64);
+    tiny_free(&t);
+}
+
+/* The same chain twice: layers and micro-batches repeat it, the tail comes once. */
+static void test_layers_and_micro_batches(void **state) {
+    tiny t;
+    tiny_make(&t, 2, 2, "mm");
+    tiny_load(&t, even);
+    tiny_static_plan(&t);
+    const mz_step_outcome o = tiny_run(&t, 3);
+    const double counts = 4 * 2 / inside + 1e-6, rows = 32 * row_bytes / inside + 1e-6;
+    const double layer = router(32, 1) + counts + 4 * rows + experts_forward(64) +
+                         experts_backward(64) + router(32, 2);
+    const double weights = dense_bytes + 2.0 * (4 * TINY_H * TINY_H + TINY_EXPERTS * TINY_H);
+    assert_close(o.time_s, 6 * layer + 2 * (weights / 2 / inside + 1e-6));
+    assert_int_equal(o.tokens, 3 * 64);
+    assert_int_equal(o.dispatch_bytes, 6 * 64 * row_bytes);
+    tiny_free(&t);
+}
+
+/* The worst rank decides: an expert with all pairs. */
+static void test_skew(void **state) {
+    const int64_t count[] = {64, 0, 0, 0, 64, 0, 0, 0};
+    tiny t;
+    tiny_make(&t, 2, 2, "m");
+    tiny_load(&t, count);
+    tiny_static_plan(&t);
+    const mz_step_outcome o = tiny_run(&t, 1);
+    const double counts = 4 * 2 / inside + 1e-6, rows = 64 * row_bytes / inside + 1e-6;
+    const double tail = 2 * (dense_bytes / 2 / inside + 1e-6);
+    assert_close(o.time_s, router(32, 1) + counts + 4 * rows + experts_forward(128) +
+                               experts_backward(128) + router(32, 2) + tail);
+    /* Rank 1 computes nothing meanwhile. */
+    assert_true(o.phase_s[tiny_phase("launch_wait")] > experts_forward(128));
+    tiny_free(&t);
+}
+
+/* One rank: no exchange at all. The host issues 4 kernels of the router, waits for the counts,
+ * issues 3 of the experts, 5 of their backward, 3 of the router's. */
+static void test_host(void **state) {
+    tiny t;
+    tiny_make(&t, 1, 1, "m");
+    t.options.effects.launches = true;
+    tiny_load(&t, even);
+    tiny_static_plan(&t);
+    const mz_step_outcome o = tiny_run(&t, 1);
+    const double launch = 2e-6;
+    const double synced = 4 * launch + router(32, 1) + 10e-6;
+    const double forward = synced + 3 * launch + experts_forward(64);
+    const double issued = synced + 8 * launch;
+    const double back = fmax(forward, issued) + experts_backward(64);
+    const double end = fmax(back, issued + 3 * launch) + router(32, 2);
+    assert_close(o.time_s, end);
+    assert_int_equal(o.sent_bytes, 0);
+    tiny_free(&t);
+}
+
+/* Off-rank rows of a plan, counted from its entries. */
+static int64_t off_rank(const mz_plan *p, bool back) {
+    int64_t rows = 0;
+    const int64_t *begin = back ? p->back_begin : p->entry_begin;
+    for (int32_t i = 0; i < p->begin[p->experts]; i++)
+        for (int64_t k = begin[i]; k < begin[i + 1]; k++)
+            if ((back ? p->back_source : p->entry_source)[k] != p->rank[i])
+                rows += (back ? p->back_pairs : p->entry_pairs)[k];
+    return rows;
+}
+
+static uint64_t draw(uint64_t *state) {
+    *state = *state * 6364136223846793005u + 1442695040888963407u;
+    return *state >> 33;
+}
+
+/* A random plan with replicas: every expert has its main and perhaps one more host. */
+static void random_plan(tiny *t, uint64_t seed, bool lossy) {
+    int32_t expert[2 * TINY_EXPERTS], rank[2 * TINY_EXPERTS];
+    int64_t count[TINY_RANKS * TINY_EXPERTS] = {0}, pairs[2 * TINY_RANKS * TINY_EXPERTS] = {0};
+    int64_t back[2 * TINY_RANKS * TINY_EXPERTS] = {0};
+    const int32_t ep = t->options.ep;
+    int n = 0;
+    for (int32_t e = 0; e < TINY_EXPERTS; e++)
+        for (int32_t k = 0; k < 1 + (int32_t)(draw(&seed) % 2); k++) {
+            expert[n] = e;
+            rank[n++] = k == 0 ? e * ep / TINY_EXPERTS : (int32_t)(draw(&seed) % (uint64_t)ep);
+        }
+    for (int32_t s = 0; s < ep; s++)
+        for (int32_t e = 0; e < TINY_EXPERTS; e++)
+            count[s * TINY_EXPERTS + e] = (int64_t)(draw(&seed) % 20);
+    tiny_load(t, count);
+    for (int32_t s = 0; s < ep; s++)
+        for (int i = 0; i < n; i++) {
+            const int64_t all = t->count[s * TINY_EXPERTS + expert[i]];
+            const bool two =
+                (i + 1 < n && expert[i + 1] == expert[i]) || (i > 0 && expert[i - 1] == expert[i]);
+            const bool second = i > 0 && expert[i - 1] == expert[i];
+            pairs[s * n + i] = !two ? all : second ? all - all / 3 : all / 3;
+            back[s * n + i] = !two ? all / 2 : second ? all / 3 : all / 3;
+        }
+    t->traits.slots = 2 * TINY_EXPERTS;
+    tiny_plan(t, n, expert, rank, pairs, lossy ? back : NULL);
+}
+
+static void test_conservation(void **state) {
+    for (uint64_t seed = 0; seed < 24; seed++) {
+        tiny t;
+        tiny_make(&t, 4, seed % 3 == 0 ? 1 : 2, "md");
+        t.options.network = seed % 2 ? MZ_NETWORK_FLOW : MZ_NETWORK_PORT;
+        t.options.zero = (int32_t)(seed / 2 % 4);
+        const bool lossy = seed % 5 < 2;
+        random_plan(&t, seed, lossy);
+        const mz_step_outcome o = tiny_run(&t, 2);
+        const int64_t forward = 2 * off_rank(t.plan, false) * (int64_t)row_bytes;
+        const int64_t back = 2 * off_rank(t.plan, lossy);
+        assert_int_equal(o.sent_bytes, o.received_bytes);
+        assert_int_equal(o.dispatch_bytes, forward);
+        assert_int_equal(o.combine_bytes, forward);
+        assert_int_equal(o.backward_combine_bytes, back * (int64_t)(row_bytes + (lossy ? 4 : 0)));
+        if (!lossy)
+            assert_int_equal(o.backward_dispatch_bytes, back * (int64_t)row_bytes);
+        assert_true(o.sent_bytes >= o.dispatch_bytes + o.combine_bytes);
+        tiny_free(&t);
+    }
+}
+
+/* Rows that a kept pair cannot find where it is computed: with saved activations only those that
+ * moved, with re-sent ones all. */
+static void test_moved_and_resent_rows(void **state) {
+    const int32_t expert[] = {0, 0, 1, 2, 3}, rank[] = {0, 1, 0, 1, 1};
+    /* source 0 has 10 pairs of expert 0; forward 10 on rank 0, backward 2 there and 4 on rank 1 */
+    const int64_t count[] = {10, 0, 0, 0, 0, 0, 0, 0};
+    const int64_t forward[] = {10, 0, 0, 0, 0, 0, 0, 0, 0, 0};
+    const int64_t back[] = {2, 4, 0, 0, 0, 0, 0, 0, 0, 0};
+    tiny t;
+    tiny_make(&t, 2, 2, "m");
+    t.traits.slots = 4;
+    tiny_load(&t, count);
+    tiny_plan(&t, 5, expert, rank, forward, back);
+    mz_step_outcome o = tiny_run(&t, 1);
+    /* 4 gradient rows and 4 rows of x cross; nothing crossed in forward */
+    assert_int_equal(o.dispatch_bytes, 0);
+    assert_int_equal(o.backward_dispatch_bytes, 8 * row_bytes);
+    const double again = tiny_gemm(4, 2 * TINY_I, TINY_H) + 4 * 2 * 3 * TINY_I / memory;
+    assert_close(o.phase_s[tiny_phase("backward_experts")], experts_backward(4) + again);
+    t.traits.resend = true;
+    o = tiny_run(&t, 1);
+    assert_int_equal(o.backward_dispatch_bytes, 4 * (2 * row_bytes + 4));
+    assert_int_equal(o.backward_combine_bytes, 4 * (row_bytes + 4));
+    tiny_free(&t);
+}
+
+/* ---- moves
+ * ------------------------------------------------------------------------------------------ */
+
+static double with_move(tiny *t, mz_move_phase phase, mz_move_hide hide, int64_t bytes) {
+    t->plan->move[0] = (mz_move){MZ_MOVE_WEIGHTS, phase, hide, 0, 0, 1, bytes, 0};
+    t->plan->moves = bytes > 0;
+    const mz_step_outcome o = tiny_run(t, 1);
+    assert_int_equal(o.transfer_bytes, hide == MZ_HIDE_FREE ? 0 : bytes * t->model.moe_layers);
+    return o.time_s;
+}
+
+/* 100 kB from rank 0 to rank 1 take 11 us, planned from the counts of the call itself. */
+static void test_moves(void **state) {
+    tiny t;
+    tiny_make(&t, 2, 2, "m");
+    t.traits.sees = MZ_SEES_CURRENT;
+    tiny_load(&t, even);
+    tiny_static_plan(&t);
+    const double base = with_move(&t, MZ_MOVE_FORWARD, MZ_HIDE_NOTHING, 0);
+    const double move = 100000 / inside + 1e-6;
+    assert_close(with_move(&t, MZ_MOVE_FORWARD, MZ_HIDE_NOTHING, 100000) - base, move);
+    assert_close(with_move(&t, MZ_MOVE_FORWARD, MZ_HIDE_PACK, 100000) - base, move);
+    /* A port serves one exchange after another: the move, then the rows, whose latency overlaps. */
+    assert_close(with_move(&t, MZ_MOVE_FORWARD, MZ_HIDE_DISPATCH, 100000) - base, 100000 / inside);
+    assert_close(with_move(&t, MZ_MOVE_FORWARD, MZ_HIDE_LAYERS, 100000) - base, 100000 / inside);
+    assert_close(with_move(&t, MZ_MOVE_FORWARD, MZ_HIDE_FREE, 100000), base);
+    assert_close(with_move(&t, MZ_MOVE_BACKWARD, MZ_HIDE_NOTHING, 100000) - base, move);
+    assert_close(with_move(&t, MZ_MOVE_REDUCE, MZ_HIDE_NOTHING, 100000) - base, 100000 / inside);
+    /* After the optimizer, beside the parameter gather. */
+    assert_close(with_move(&t, MZ_MOVE_STEP, MZ_HIDE_NOTHING, 100000) - base, move);
+    tiny_free(&t);
+}
+
+/* Planned ahead and hidden behind other layers, or awaited by the optimizer alone: 10 bytes cost no
+ * latency; those that block cost it in every layer. */
+static void test_hidden_move(void **state) {
+    tiny t;
+    tiny_make(&t, 2, 2, "mm");
+    tiny_load(&t, even);
+    tiny_static_plan(&t);
+    const double base = with_move(&t, MZ_MOVE_FORWARD, MZ_HIDE_LAYERS, 0), sent = 10 / inside;
+    assert_near(with_move(&t, MZ_MOVE_FORWARD, MZ_HIDE_LAYERS, 10) - base, 0, 2 * sent);
+    assert_near(with_move(&t, MZ_MOVE_BACKWARD, MZ_HIDE_LAYERS, 10) - base, 0, 2 * sent);
+    assert_near(with_move(&t, MZ_MOVE_REDUCE, MZ_HIDE_LAYERS, 10) - base, 0, 2 * sent);
+    assert_close(with_move(&t, MZ_MOVE_BACKWARD, MZ_HIDE_NOTHING, 10) - base, 2 * (sent + 1e-6));
+    t.traits.sees = MZ_SEES_CURRENT; /* 8 B more counts to the peer in each of 2 layers */
+    const double counted = base + 2 * 8 / inside;
+    assert_close(with_move(&t, MZ_MOVE_FORWARD, MZ_HIDE_NOTHING, 10) - counted, 2 * (sent + 1e-6));
+    tiny_free(&t);
+}
+
+/* State spread over the group: each of 4 ranks sends a quarter of 4000 B to rank 2, its own part
+ * stays; both networks and, message by message, the same bytes. */
+static void test_every_rank(void **state) {
+    for (int flow = 0; flow < 2; flow++) {
+        tiny t;
+        tiny_make(&t, 4, 2, "m");
+        t.options.network = flow ? MZ_NETWORK_FLOW : MZ_NETWORK_PORT;
+        const int64_t count[16] = {0};
+        tiny_load(&t, count);
+        tiny_static_plan(&t);
+        const mz_step_outcome base = tiny_run(&t, 1);
+        t.plan->move[0] =
+            (mz_move){MZ_MOVE_WEIGHTS, MZ_MOVE_STEP, MZ_HIDE_NOTHING, 0, MZ_EVERY_RANK, 2, 4000, 0};
+        t.plan->move[1] =
+            (mz_move){MZ_MOVE_WEIGHTS, MZ_MOVE_STEP, MZ_HIDE_NOTHING, 1, 1, MZ_EVERY_RANK, 400, 0};
+        t.plan->moves = 2;
+        const mz_step_outcome o = tiny_run(&t, 1);
+        assert_int_equal(o.transfer_bytes, 3000 + 300);
+        assert_int_equal(o.sent_bytes - base.sent_bytes, 3300);
+        assert_int_equal(o.received_bytes, o.sent_bytes);
+        if (!flow) /* rank 2's NIC: two parts of 1000 B and one of 100 B come in */
+            assert_close(o.time_s - base.time_s, 2100 / outside + 5e-6);
+        tiny_free(&t);
+    }
+}
+
+/* ---- rings
+ * ------------------------------------------------------------------------------------------ */
+
+/* Stages 0, 1: one ring in the tail; 2, 3: per layer. Ring of n: (n-1)/n of the buffer, n-1 rounds.
+ */
+static void test_zero_stages(void **state) {
+    const double layer = 2.0 * (4 * TINY_H * TINY_H + TINY_EXPERTS * TINY_H);
+    const double outer = 2.0 * 2 * TINY_VOCAB * TINY_H;
+    const double ring = 3 * 1e-6, part = 0.75 / inside;
+    for (int32_t zero = 0; zero < 4; zero++) {
+        tiny t;
+        tiny_make(&t, 4, 4, "m");
+        t.options.zero = zero;
+        tiny_load(&t, even);
+        tiny_static_plan(&t);
+        const mz_step_outcome o = tiny_run(&t, 1);
+        const double reduce[] = {2 * (dense_bytes * part + ring), dense_bytes * part + ring,
+                                 (layer + outer) * part + 2 * ring,
+                                 (layer + outer) * part + 2 * ring};
+        const double gather[] = {0, dense_bytes * part + ring, dense_bytes * part + ring,
+                                 (2 * layer + outer) * part + 3 * ring};
+        assert_close(o.phase_s[tiny_phase("gradient_reduce")], reduce[zero]);
+        assert_close(o.phase_s[tiny_phase("parameter_gather")], gather[zero]);
+        tiny_free(&t);
+    }
+}
+
+/* Two domains of two: the ring's bytes leave a domain over both NICs, half each. */
+static void test_ring_over_domains(void **state) {
+    tiny t;
+    tiny_make(&t, 4, 2, "m");
+    tiny_load(&t, even);
+    tiny_static_plan(&t);
+    const mz_step_outcome o = tiny_run(&t, 1);
+    assert_close(o.phase_s[tiny_phase("gradient_reduce")],
+                 dense_bytes * 0.75 / 2 / outside + 3 * 5e-6);
+    tiny_free(&t);
+}
+
+/* Groups: rows stay inside, an expert's gradient is reduced over its copies. */
+static void test_expert_groups(void **state) {
+    tiny t;
+    tiny_make(&t, 4, 4, "m");
+    t.options.ep = 2;
+    tiny_load(&t, even);
+    tiny_static_plan(&t);
+    const mz_step_outcome o = tiny_run(&t, 1);
+    assert_int_equal(o.dispatch_bytes, 2 * 64 * row_bytes);
+    assert_close(o.phase_s[tiny_phase("experts")], experts_forward(64));
+    assert_close(o.phase_s[tiny_phase("gradient_reduce")],
+                 dense_bytes * 0.75 / inside + 3e-6 + expert_bytes / 2 / 2 / inside + 1e-6);
+    tiny_free(&t);
+}
+
+/* ---- tokens that cross once
+ * --------------------------------------------------------------------------- */
+
+/* Ranks 0, 1 in one domain, 2, 3 in another; expert e on rank e. Source 0 has three tokens:
+ * (0, 1), (2, 3), (2, 3); the others none. */
+static void test_dispatch_by_rank_and_node(void **state) {
+    const int64_t count[] = {1, 1, 2, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
+    const int64_t token_begin[] = {0, 3, 3, 3, 3}, pair_begin[] = {0, 6, 6, 6, 6};
+    const uint16_t expert[] = {0, 1, 2, 3, 2, 3};
+    const mz_pairs pairs = {.sources = 4,
+                            .top_k = 2,
+                            .tokens = 3,
+                            .pairs = 6,
+                            .token_begin = token_begin,
+                            .pair_begin = pair_begin,
+                            .expert = expert};
+    /* off-rank rows; bytes out of rank 0's NIC */
+    const int64_t rows[] = {5, 5, 5};
+    const double leaving[] = {4, 4, 2};
+    for (int d = 0; d < 3; d++)
+        for (int flow = 0; flow < 2; flow++) {
+            tiny t;
+            mz_step *step;
+            mz_step_outcome o;
+            mz_err err;
+            tiny_make(&t, 4, 2, "m");
+            t.options.dispatch = (mz_dispatch)d;
+            t.options.network = flow ? MZ_NETWORK_FLOW : MZ_NETWORK_PORT;
+            tiny_load(&t, count);
+            tiny_static_plan(&t);
+            const mz_step_head head = {0, 1, 1, t.tokens};
+            assert_ok(
+                mz_step_create(&t.model, &t.cluster, &t.options, "static", &t.traits, &step, &err),
+                &err);
+            assert_ok(mz_step_begin(step, &head, &err), &err);
+            assert_ok(mz_step_add_call(step, 0, 0, 0, &t.load, &pairs, t.plan, &err), &err);
+            assert_ok(mz_step_finish(step, &o, &err), &err);
+            assert_int_equal(o.dispatch_bytes, rows[d] * row_bytes);
+            assert_int_equal(o.sent_bytes, o.received_bytes);
+            if (!flow)
+                assert_close(o.phase_s[tiny_phase("dispatch")],
+                             leaving[d] * row_bytes / outside + 5e-6);
+            mz_step_free(&step);
+            tiny_free(&t);
+        }
+}
+
+/* A token with two experts on one rank: two rows by pair, one by rank. */
+static void test_dispatch_once_per_rank(void **state) {
+    const int64_t count[] = {0, 0, 3, 3, 0, 0, 0, 0};
+    const int64_t token_begin[] = {0, 3, 3}, pair_begin[] = {0, 6, 6};
+    const uint16_t expert[] = {2, 3, 2, 3, 2, 3};
+    const mz_pairs pairs = {.sources = 2,
+                            .top_k = 2,
+                            .tokens = 3,
+                            .pairs = 6,
+                            .token_begin = token_begin,
+                            .pair_begin = pair_begin,
+                            .expert = expert};
+    mz_err err;
+    for (int d = 0; d < 2; d++) {
+        tiny t;
+        mz_step *step;
+        mz_step_outcome o;
+        tiny_make(&t, 2, 2, "m");
+        t.options.dispatch = d ? MZ_DISPATCH_RANK : MZ_DISPATCH_PAIR;
+        tiny_load(&t, count);
+        tiny_static_plan(&t);
+        const mz_step_head head = {0, 1, 1, t.tokens};
+        assert_ok(
+            mz_step_create(&t.model, &t.cluster, &t.options, "static", &t.traits, &step, &err),
+            &err);
+        assert_ok(mz_step_begin(step, &head, &err), &err);
+        if (d)
+            assert_fails(mz_step_add_call(step, 0, 0, 0, &t.load, NULL, t.plan, &err), MZ_EINPUT,
+                         "--dispatch", &err);
+        assert_ok(mz_step_add_call(step, 0, 0, 0, &t.load, &pairs, t.plan, &err), &err);
+        assert_ok(mz_step_finish(step, &o, &err), &err);
+        assert_int_equal(o.dispatch_bytes, (d ? 3 : 6) * row_bytes);
+        assert_int_equal(o.backward_combine_bytes, (d ? 3 : 6) * row_bytes);
+        mz_step_free(&step);
+        tiny_free(&t);
+    }
+}
+
+/* ---- edges
+ * -------------------------------------------------------------------------------------------- */
+
+static void test_nothing_to_do(void **state) {
+    const int64_t none[16] = {0}, one[16] = {[4] = 2};
+    tiny t;
+    tiny_make(&t, 4, 2, "md");
+    t.options.effects = mz_step_defaults(4).effects;
+    tiny_load(&t, none);
+    tiny_static_plan(&t);
+    mz_step_outcome o = tiny_run(&t, 1);
+    assert_int_equal(o.tokens, 0);
+    assert_int_equal(o.dispatch_bytes, 0);
+    assert_true(o.time_s > 0 && o.fits);
+    tiny_load(&t, one); /* one source, one expert */
+    tiny_static_plan(&t);
+    o = tiny_run(&t, 1);
+    assert_int_equal(o.tokens, 1);
+    assert_int_equal(o.dispatch_bytes, 2 * row_bytes);
+    tiny_free(&t);
+}
+
+static void test_same_bytes_twice(void **state) {
+    tiny t;
+    tiny_make(&t, 4, 2, "mmd");
+    t.options.effects = mz_step_defaults(4).effects;
+    t.options.effects.noise = true;
+    t.options.recompute = MZ_RECOMPUTE_FULL;
+    random_plan(&t, 5, true);
+    mz_step *step;
+    mz_step_outcome first, second;
+    mz_err err;
+    tiny_step(&t, 2, &step, &first);
+    const mz_step_head head = {3, 2, 2, t.tokens};
+    const double time = first.time_s;
+    assert_ok(mz_step_begin(step, &head, &err), &err);
+    for (int32_t b = 0; b < 2; b++)
+        for (int32_t l = 0; l < 2; l++)
+            assert_ok(mz_step_add_call(step, 0, b, l, &t.load, NULL, t.plan, &err), &err);
+    assert_ok(mz_step_finish(step, &second, &err), &err);
+    assert_true(second.time_s == time);
+    mz_step_free(&step);
+    second = tiny_run(&t, 2);
+    assert_true(second.time_s == time);
+    t.options.seed = 1;
+    second = tiny_run(&t, 2);
+    assert_true(second.time_s != time);
+    tiny_free(&t);
+}
+
+static void test_refusals(void **state) {
+    tiny t;
+    mz_step *step;
+    mz_step_outcome o;
+    mz_err err;
+    tiny_make(&t, 4, 2, "m");
+    t.options.ep = 3;
+    assert_fails(mz_step_create(&t.model, &t.cluster, &t.options, "static", &t.traits, &step, &err),
+                 MZ_EINPUT, "--ep 3", &err);
+    t.options.ep = 4;
+    assert_fails(mz_step_create(&t.model, &t.cluster, &t.options, "nobody", &t.traits, &step, &err),
+                 MZ_EINPUT, "nobody", &err);
+    tiny_load(&t, even);
+    tiny_static_plan(&t);
+    assert_ok(mz_step_create(&t.model, &t.cluster, &t.options, "static", &t.traits, &step, &err),
+              &err);
+    mz_step_head head = {0, 1, 2, t.tokens};
+    assert_fails(mz_step_begin(step, &head, &err), MZ_EINPUT, "2 MoE layers", &err);
+    head.layers = 1;
+    assert_ok(mz_step_begin(step, &head, &err), &err);
+    assert_fails(mz_step_finish(step, &o, &err), MZ_EINTERNAL, "without group 0", &err);
+    assert_fails(mz_step_add_call(step, 1, 0, 0, &t.load, NULL, t.plan, &err), MZ_EINTERNAL,
+                 "group 1", &err);
+    mz_step_free(&step);
+    tiny_free(&t);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_critical_path),
+        cmocka_unit_test(test_layers_and_micro_batches),
+        cmocka_unit_test(test_skew),
+        cmocka_unit_test(test_host),
+        cmocka_unit_test(test_conservation),
+        cmocka_unit_test(test_moved_and_resent_rows),
+        cmocka_unit_test(test_moves),
+        cmocka_unit_test(test_hidden_move),
+        cmocka_unit_test(test_every_rank),
+        cmocka_unit_test(test_zero_stages),
+        cmocka_unit_test(test_ring_over_domains),
+        cmocka_unit_test(test_expert_groups),
+        cmocka_unit_test(test_dispatch_by_rank_and_node),
+        cmocka_unit_test(test_dispatch_once_per_rank),
+        cmocka_unit_test(test_nothing_to_do),
+        cmocka_unit_test(test_same_bytes_twice),
+        cmocka_unit_test(test_refusals),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
