@@ -219,14 +219,28 @@ bool mz_balance_fits(mz_balance *b, const int64_t *quota, const int64_t *base, c
     return place_rest(b) < 0;
 }
 
-/* The bound of the full set that the failed search left: see the head of this file. */
-static int64_t bound_of_set(const mz_balance *b, int64_t peak) {
+/* The bound of the full set A that the failed search left (see the head of this file): the least
+ * level at which its ranks, each up to its limit, take `unplaced` rows more; -1: there is none. */
+static int64_t bound_of_set(const mz_balance *b, const int64_t *limit, int64_t level) {
     int64_t unplaced = 0;
     for (int32_t k = 0; k < b->severals; k++)
         if (b->out_of[b->several[k]] >= 0)
             unplaced += b->rest[b->several[k]];
-    /* The set holds exactly peak * |A| rows, and these experts still have rows to place in it. */
-    return peak + (unplaced + b->reached - 1) / b->reached;
+    while (unplaced > 0) {
+        int64_t growing = 0, step = INT64_MAX;
+        for (int32_t k = 0; k < b->reached; k++) {
+            int64_t more = limit ? limit[b->queue[k]] - level : INT64_MAX;
+            growing += more > 0;
+            step = more > 0 && more < step ? more : step;
+        }
+        if (growing == 0)
+            return -1;
+        int64_t even = (unplaced + growing - 1) / growing;
+        step = even < step ? even : step;
+        unplaced -= step * growing;
+        level += step;
+    }
+    return level;
 }
 
 static int64_t lower_bound(const mz_balance *b, const int64_t *quota, const int64_t *base) {
@@ -242,8 +256,8 @@ static int64_t lower_bound(const mz_balance *b, const int64_t *quota, const int6
 }
 
 mz_code mz_balance_spread(mz_balance *b, const int64_t *quota, const int64_t *base,
-                          const int64_t *local, const int64_t *near, int64_t *x, int64_t *peak,
-                          mz_err *err) {
+                          const int64_t *limit, const int64_t *local, const int64_t *near,
+                          int64_t *x, int64_t *peak, mz_err *err) {
     for (int32_t e = 0; e < b->experts; e++)
         if (quota[e] < 0 || (quota[e] > 0 && b->begin[e + 1] == b->begin[e]))
             return mz_fail(err, MZ_EINTERNAL, "expert %d has %lld rows and %d hosts", e,
@@ -253,9 +267,9 @@ mz_code mz_balance_spread(mz_balance *b, const int64_t *quota, const int64_t *ba
     int64_t level = lower_bound(b, quota, base);
     for (;;) {
         for (int32_t r = 0; r < b->ranks; r++)
-            b->cap[r] = level;
+            b->cap[r] = limit && limit[r] < level ? limit[r] : level;
         if (!place_fixed(b, quota, base, b->cap))
-            return mz_fail(err, MZ_EINTERNAL, "redistribution below its own lower bound");
+            return mz_fail(err, MZ_EINTERNAL, "redistribution beyond the limit of a rank");
         if (local)
             place_wishes(b, local);
         if (near)
@@ -263,7 +277,9 @@ mz_code mz_balance_spread(mz_balance *b, const int64_t *quota, const int64_t *ba
         place_wishes(b, NULL);
         if (place_rest(b) < 0)
             break;
-        level = bound_of_set(b, level);
+        level = bound_of_set(b, limit, level);
+        if (level < 0)
+            return mz_fail(err, MZ_EINTERNAL, "redistribution beyond the limits of the ranks");
     }
     if (x)
         memcpy(x, b->x, sizeof(int64_t) * (size_t)b->begin[b->experts]);
@@ -275,14 +291,15 @@ mz_code mz_balance_solve(mz_balance *b, int32_t ranks, int32_t experts, const in
                          const int32_t *rank, const int64_t *quota, const int64_t *base, int64_t *x,
                          int64_t *peak, mz_err *err) {
     mz_code code = mz_balance_hosts(b, ranks, experts, begin, rank, err);
-    return code == MZ_OK ? mz_balance_spread(b, quota, base, NULL, NULL, x, peak, err) : code;
+    return code == MZ_OK ? mz_balance_spread(b, quota, base, NULL, NULL, NULL, x, peak, err) : code;
 }
 
 mz_code mz_bound_hosts(mz_balance *b, const mz_plan *plan, const mz_load *load, int64_t *rows,
                        mz_err *err) {
     mz_code code = mz_balance_hosts(b, plan->ranks, plan->experts, plan->begin, plan->rank, err);
-    return code == MZ_OK ? mz_balance_spread(b, load->total, NULL, NULL, NULL, NULL, rows, err)
-                         : code;
+    return code == MZ_OK
+               ? mz_balance_spread(b, load->total, NULL, NULL, NULL, NULL, NULL, rows, err)
+               : code;
 }
 
 int64_t mz_bound_any(const mz_load *load, int32_t ranks) {

@@ -147,12 +147,14 @@ bool mz_balance_fits(mz_balance *balance, const int64_t *quota, const int64_t *b
  * hosts). */
 void mz_balance_start(mz_balance *balance, const int64_t *cap);
 int64_t mz_balance_push(mz_balance *balance, int32_t expert, int64_t rows);
-/* mz_balance_solve on the hosts taken, with wishes: local[i] rows of instance i's expert have their
- * source on its rank, near[i] in its domain (both may be NULL; so may x). Among plans of least
- * peak, local rows are placed first, then near ones, then the rest by lowest rank (greedy in expert
- * order: the peak is exact, the locality is not claimed to be the largest possible). */
+/* mz_balance_solve on the hosts taken, where limit is not NULL with at most limit[r] rows on a rank
+ * (MZ_EINTERNAL when the limits cannot carry the rows), and with wishes: local[i] rows of instance
+ * i's expert have their source on its rank, near[i] in its domain (both may be NULL; so may x).
+ * Among plans of least peak, local rows are placed first, then near ones, then the rest by lowest
+ * rank (greedy in expert order: the peak is exact, the locality is not claimed to be the largest
+ * possible). */
 mz_code mz_balance_spread(mz_balance *balance, const int64_t *quota, const int64_t *base,
-                          const int64_t *local, const int64_t *near, int64_t *x, int64_t *peak,
-                          mz_err *err);
+                          const int64_t *limit, const int64_t *local, const int64_t *near,
+                          int64_t *x, int64_t *peak, mz_err *err);
 
 #endif

@@ -89,7 +89,7 @@ typedef struct mz_plan {
     /* why: predicted peak row counts, reason text for reports */
     int64_t peak_forward, peak_backward;
     bool over_budget; /* even the smallest quotas do not fit the budget; `why` says which */
-    char why[192];
+    char why[256];
     int64_t *scratch; /* of mz_plan_check */
 } mz_plan;
 

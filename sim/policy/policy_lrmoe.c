@@ -262,9 +262,10 @@ static void wishes(lrmoe_state *state, const mz_load *load, const mz_plan *plan,
 }
 
 static mz_code spread(lrmoe_state *state, const mz_load *load, const mz_plan *plan,
-                      const int64_t *quota, int64_t *x, int64_t *peak, mz_err *err) {
+                      const int64_t *quota, const int64_t *limit, int64_t *x, int64_t *peak,
+                      mz_err *err) {
     wishes(state, load, plan, quota);
-    return mz_balance_spread(state->balance, quota, NULL, state->local,
+    return mz_balance_spread(state->balance, quota, NULL, limit, state->local,
                              state->domains > 1 ? state->near : NULL, x, peak, err);
 }
 
@@ -403,29 +404,30 @@ static mz_code decide_joint(lrmoe_state *state, const mz_view *view, mz_limits *
     return code;
 }
 
-static mz_code decide_quotas(lrmoe_state *state, const mz_view *view, mz_plan *plan, mz_err *err) {
+static mz_code decide_quotas(lrmoe_state *state, const mz_view *view, mz_limits *l, mz_plan *plan,
+                             mz_err *err) {
     static const char *const rule[] = {"waterfill", "ratio", "value", "joint"};
     const mz_load *load = view->current;
     bool full = state->o.quota == QUOTA_NONE || view->step < state->o.start;
-    mz_limits l = {.total = -1, .send = -1};
+    *l = (mz_limits){.total = -1, .send = -1};
     if (!full)
-        l = limits_of(state, view);
-    full = full || (l.total < 0 && !l.cap && l.send < 0);
+        *l = limits_of(state, view);
+    full = full || (l->total < 0 && !l->cap && l->send < 0);
     bool fits = true;
     memcpy(plan->quota, load->total, sizeof(int64_t) * (size_t)plan->experts);
-    if (!full && state->o.quota == QUOTA_JOINT && l.cap && state->o.placement == PLACE_ULTRAEP) {
-        mz_code code = decide_joint(state, view, &l, plan, &fits, err);
+    if (!full && state->o.quota == QUOTA_JOINT && l->cap && state->o.placement == PLACE_ULTRAEP) {
+        mz_code code = decide_joint(state, view, l, plan, &fits, err);
         if (code != MZ_OK)
             return code;
     } else if (!full) {
         double value = 0;
-        if (!mz_quota_fits(&state->quota, state->balance, plan, load, &l, load->total))
-            fits = apply_rule(state, view, plan, &l, plan->quota, &value);
+        if (!mz_quota_fits(&state->quota, state->balance, plan, load, l, load->total))
+            fits = apply_rule(state, view, plan, l, plan->quota, &value);
     }
     for (int32_t e = 0; e < plan->experts; e++)
         plan->has_backward = plan->has_backward || plan->quota[e] < load->total[e];
     if (plan->has_backward || !fits)
-        explain(state, &l, rule[state->o.quota], fits, largest(plan->quota, plan->experts), plan);
+        explain(state, l, rule[state->o.quota], fits, largest(plan->quota, plan->experts), plan);
     else
         snprintf(plan->why, sizeof plan->why, "every pair stays in backward");
     return MZ_OK;
@@ -442,16 +444,18 @@ static mz_code lrmoe_moves(lrmoe_state *state, const mz_view *view, mz_plan *pla
 static mz_code lrmoe_decide(void *self, const mz_view *view, mz_plan *plan, mz_err *err) {
     lrmoe_state *state = self;
     const mz_load *load = view->current;
+    mz_limits l;
     mz_plan_reset(plan);
     mz_code code = place(state, view, state->extra, plan, err);
     if (code == MZ_OK)
         code = take_hosts(state, plan, err);
     if (code == MZ_OK)
-        code = decide_quotas(state, view, plan, err);
+        code = decide_quotas(state, view, &l, plan, err);
     if (code == MZ_OK && (state->o.forward == FORWARD_EXACT || state->o.placement == PLACE_SYMI))
-        code = spread(state, load, plan, load->total, plan->target, &plan->peak_forward, err);
+        code = spread(state, load, plan, load->total, NULL, plan->target, &plan->peak_forward, err);
     if (code == MZ_OK && plan->has_backward)
-        code = spread(state, load, plan, plan->quota, plan->backward, &plan->peak_backward, err);
+        code = spread(state, load, plan, plan->quota, plan->over_budget ? NULL : l.cap,
+                      plan->backward, &plan->peak_backward, err);
     return code == MZ_OK ? lrmoe_moves(state, view, plan, err) : code;
 }
 

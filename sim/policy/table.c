@@ -15,7 +15,7 @@ const mz_policy *const mz_policies[] = {&mz_policy_static,
                                         NULL};
 
 static mz_code unknown(const char *name, mz_err *err) {
-    const char *names[sizeof mz_policies / sizeof *mz_policies];
+    const char *names[sizeof mz_policies / sizeof *mz_policies] = {0};
     int count = 0;
     for (; mz_policies[count]; count++)
         names[count] = mz_policies[count]->name;
