@@ -50,10 +50,11 @@ static void reset(mz_flow *flow) {
         link->root = link->rank = SHARE_NONE;
         link->service = 0;
         link->at = flow->now;
-        link->dirty = link->queued = false;
+        link->queued = flow->is_dirty[l] = false;
         flow->load[l] = (link_load){0, link->capacity * (1 + SHARE_TOLERANCE)};
         flow->unfrozen[l] = link->degree;
-        if (link->degree > 0) {
+        flow->is_idle[l] = link->degree > 0 && link->uncovered == 0;
+        if (link->degree > 0 && !flow->is_idle[l]) {
             flow->share[l] = share_of(flow, l);
             flow->heap[flow->heap_count++] = l;
         }
@@ -83,6 +84,9 @@ static void saturate(mz_flow *flow, int32_t l) {
             link->own++;
             for (int k = 0; k < slot->count; k++) {
                 int32_t other = slot->link[k];
+                if (flow->is_idle[other]) {
+                    continue;
+                }
                 mz_list_entry(flow, slot->place[k])->b = l;
                 if (other != l) {
                     flow->load[other].fixed += link->level;

@@ -14,6 +14,8 @@ mz_code mz_flow_create(const mz_topology *topology, double accuracy, mz_flow **f
         made->accuracy = fmax(accuracy / 4, SHARE_TOLERANCE); /* the rest: knock-on, see tests */
         made->link = calloc(links, sizeof *made->link);
         made->load = calloc(links, sizeof *made->load);
+        made->is_idle = calloc(links, sizeof *made->is_idle);
+        made->is_dirty = calloc(links, sizeof *made->is_dirty);
         made->due = calloc(links, sizeof *made->due);
         made->order = calloc(links, sizeof *made->order);
         made->overloaded = calloc(links, sizeof *made->overloaded);
@@ -22,9 +24,10 @@ mz_code mz_flow_create(const mz_topology *topology, double accuracy, mz_flow **f
         made->heap = calloc(links, sizeof *made->heap);
         made->unfrozen = calloc(links, sizeof *made->unfrozen);
     }
-    if (made == NULL || made->link == NULL || made->load == NULL || made->due == NULL ||
-        made->order == NULL || made->overloaded == NULL || made->touched == NULL ||
-        made->share == NULL || made->heap == NULL || made->unfrozen == NULL) {
+    if (made == NULL || made->link == NULL || made->load == NULL || made->is_idle == NULL ||
+        made->is_dirty == NULL || made->due == NULL || made->order == NULL ||
+        made->overloaded == NULL || made->touched == NULL || made->share == NULL ||
+        made->heap == NULL || made->unfrozen == NULL) {
         mz_flow_free(&made);
         return mz_fail_nomem(err, "network links");
     }
@@ -63,8 +66,9 @@ void mz_flow_free(mz_flow **flow) {
     if (old == NULL) {
         return;
     }
-    void *const arrays[] = {old->link,    old->load,  old->due,  old->order,   old->overloaded,
-                            old->touched, old->share, old->heap, old->unfrozen};
+    void *const arrays[] = {old->link,       old->load,    old->due,     old->order,
+                            old->overloaded, old->touched, old->share,   old->heap,
+                            old->unfrozen,   old->is_idle, old->is_dirty};
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) {
         free(arrays[i]);
     }
@@ -80,8 +84,10 @@ void mz_flow_clear(mz_flow *flow) {
                              .root = SHARE_NONE,
                              .flows = SHARE_NONE,
                              .pairs = SHARE_NONE,
-                             .rank = SHARE_NONE};
+                             .rank = SHARE_NONE,
+                             .cover = SHARE_NONE};
         flow->load[l] = (link_load){0, link->capacity * (1 + SHARE_TOLERANCE)};
+        flow->is_idle[l] = flow->is_dirty[l] = false;
         flow->due[l] = INFINITY;
     }
     if (flow->table != NULL) {
@@ -136,6 +142,40 @@ mz_code mz_flow_reserve(mz_flow *flow, int64_t flows, int route, mz_err *err) {
     return MZ_OK;
 }
 
+/* A neighbour of links[at] on the route with less capacity: what it carries can never fill
+ * links[at]. */
+static int32_t cover_of(const mz_flow *flow, const int32_t *links, int count, int at) {
+    double capacity = flow->link[links[at]].capacity;
+    if (at + 1 < count && flow->link[links[at + 1]].capacity < capacity) {
+        return links[at + 1];
+    }
+    if (at > 0 && flow->link[links[at - 1]].capacity < capacity) {
+        return links[at - 1];
+    }
+    return SHARE_NONE;
+}
+
+static inline bool beside(const int32_t *links, int count, int at, int32_t l) {
+    return l != SHARE_NONE &&
+           ((at + 1 < count && links[at + 1] == l) || (at > 0 && links[at - 1] == l));
+}
+
+static void elect_cover(mz_flow *flow, int32_t l, int32_t cover) {
+    link_state *link = &flow->link[l];
+    link->cover = cover;
+    link->uncovered = 0;
+    for (int32_t c = link->flows; c != SHARE_NONE; c = flow->pool[c].next) {
+        for (int32_t i = 0; i < flow->pool[c].used; i++) {
+            const flow_slot *slot = &flow->slot[flow->pool[c].entry[i].a];
+            int at = 0;
+            while (slot->link[at] != l) {
+                at++;
+            }
+            link->uncovered += !beside(slot->link, slot->count, at, cover);
+        }
+    }
+}
+
 void mz_flow_begin(mz_flow *flow, double now, const int32_t *links, int count, double bytes,
                    int32_t id) {
     int32_t index = flow->free;
@@ -152,6 +192,14 @@ void mz_flow_begin(mz_flow *flow, double now, const int32_t *links, int count, d
         link_state *link = &flow->link[links[i]];
         slot->place[i] = mz_list_add(flow, &link->flows, (pair_entry){index, SHARE_NONE});
         link->degree++;
+        if (beside(links, count, i, link->cover)) {
+            continue;
+        }
+        link->uncovered++;
+        /* each time the flows have doubled, the newest may name another cover */
+        if ((link->degree & (link->degree - 1)) == 0) {
+            elect_cover(flow, links[i], cover_of(flow, links, count, i));
+        }
     }
     flow->now = now;
     flow->started[flow->started_count++] = index;
@@ -172,8 +220,13 @@ static void unlist(mz_flow *flow, int32_t index) {
             }
             moved->place[k] = place;
         }
-        if (--flow->link[l].degree == 0) {
+        link_state *link = &flow->link[l];
+        link->uncovered -= !beside(slot->link, slot->count, i, link->cover);
+        if (--link->degree == 0) {
             flow->load[l].fixed = 0; /* what rounding has left */
+            flow->is_idle[l] = false;
+        } else if (link->uncovered == 0 && !flow->is_idle[l]) {
+            mz_share_cover(flow, l);
         }
     }
 }
@@ -214,6 +267,12 @@ static void solve(mz_flow *flow) {
     if (4 * (int64_t)flow->started_count > flow->active) {
         mz_share_fill(flow);
     } else {
+        for (int32_t i = 0; i < flow->started_count; i++) {
+            const flow_slot *slot = &flow->slot[flow->started[i]];
+            for (int k = 0; k < slot->count; k++) {
+                mz_share_cover(flow, slot->link[k]);
+            }
+        }
         for (int32_t i = 0; i < flow->started_count; i++) {
             mz_share_attach(flow, flow->started[i]);
         }

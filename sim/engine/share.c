@@ -13,7 +13,7 @@
 static void mark(mz_flow *flow, int32_t l) {
     link_state *link = &flow->link[l];
     if (link->own > 0) {
-        link->dirty = true;
+        flow->is_dirty[l] = true;
         flow->lowest = link->rank < flow->lowest ? link->rank : flow->lowest;
     } else if (!link->queued) {
         link->queued = true;
@@ -23,7 +23,7 @@ static void mark(mz_flow *flow, int32_t l) {
 
 static inline void add_load(mz_flow *flow, int32_t l, double rate) {
     flow->load[l].fixed += rate;
-    if (flow->load[l].fixed > flow->load[l].limit) {
+    if (flow->load[l].fixed > flow->load[l].limit && !flow->is_dirty[l]) {
         mark(flow, l);
     }
 }
@@ -45,6 +45,19 @@ static void activate(mz_flow *flow, int32_t l, double level) {
     flow->load[l].limit = -INFINITY;
 }
 
+/* The links at rank - 1 and rank have become neighbours because one between them went. It was
+ * compared with each, they were not with one another; a dirty one will be. */
+static void meet(mz_flow *flow, int32_t rank) {
+    if (rank < 1 || rank >= flow->ordered) {
+        return;
+    }
+    int32_t a = flow->order[rank - 1], b = flow->order[rank];
+    if (!flow->is_dirty[a] && !flow->is_dirty[b] &&
+        flow->link[a].level > flow->link[b].level * (1 + SHARE_TOLERANCE)) {
+        mark(flow, b);
+    }
+}
+
 /* A link lost its last own flow. */
 static void deactivate(mz_flow *flow, int32_t l) {
     link_state *link = &flow->link[l];
@@ -56,8 +69,9 @@ static void deactivate(mz_flow *flow, int32_t l) {
     }
     flow->lowest = rank < flow->lowest ? rank : flow->lowest;
     link->rank = SHARE_NONE;
-    link->dirty = false;
+    flow->is_dirty[l] = false;
     flow->load[l].limit = link->capacity * (1 + SHARE_TOLERANCE);
+    meet(flow, rank);
     add_load(flow, l, 0);
 }
 
@@ -72,6 +86,9 @@ static void move_flow(mz_flow *flow, int32_t index, int32_t from, int32_t to) {
     mz_heap_insert(flow, new, index);
     for (int i = 0; i < slot->count; i++) {
         int32_t other = slot->link[i];
+        if (flow->is_idle[other]) {
+            continue;
+        }
         mz_list_entry(flow, slot->place[i])->b = to;
         if (other != from) {
             mz_pair_change(flow, from, other, -1);
@@ -128,7 +145,7 @@ static inline double wanted(const mz_flow *flow, int32_t l) {
 
 /* The level to compare with: what it will be, where that is known to change. */
 static inline double level_of(const mz_flow *flow, int32_t l) {
-    return flow->link[l].dirty ? wanted(flow, l) : flow->link[l].level;
+    return flow->is_dirty[l] ? wanted(flow, l) : flow->link[l].level;
 }
 
 static void swap_ranks(mz_flow *flow, int32_t rank) {
@@ -137,6 +154,9 @@ static void swap_ranks(mz_flow *flow, int32_t rank) {
     flow->order[rank + 1] = a;
     flow->link[b].rank = rank;
     flow->link[a].rank = rank + 1;
+    if (flow->is_dirty[b] && rank < flow->lowest) {
+        flow->lowest = rank;
+    }
 }
 
 /* Moves `l` before links of higher level, taking the flows they held on it. */
@@ -190,6 +210,13 @@ static void set_level(mz_flow *flow, int32_t l, double level) {
     flow->work.levels++;
     for (int32_t c = link->pairs; c != SHARE_NONE; c = flow->pool[c].next) {
         const chunk *part = &flow->pool[c];
+        if (part->next != SHARE_NONE) {
+            const char *next = (const char *)&flow->pool[part->next];
+            __builtin_prefetch(next);
+            __builtin_prefetch(next + 64);
+            __builtin_prefetch(next + 128);
+            __builtin_prefetch(next + 192);
+        }
         for (int32_t i = 0; i < part->used; i++) {
             add_load(flow, part->entry[i].a, part->entry[i].b * change);
         }
@@ -197,7 +224,8 @@ static void set_level(mz_flow *flow, int32_t l, double level) {
 }
 
 static void process(mz_flow *flow, int32_t l) {
-    flow->link[l].dirty = false;
+    int32_t rank = flow->link[l].rank;
+    flow->is_dirty[l] = false;
     sink(flow, l);
     rise(flow, l);
     if (flow->link[l].own == 0) {
@@ -205,6 +233,8 @@ static void process(mz_flow *flow, int32_t l) {
     } else {
         set_level(flow, l, wanted(flow, l));
     }
+    meet(flow, rank);
+    meet(flow, rank + 1);
 }
 
 /* A link that carried less than its capacity is overloaded now: it takes flows from the fastest. */
@@ -216,12 +246,42 @@ static void process_overload(mz_flow *flow, int32_t l) {
     }
 }
 
+/* The link's flows load it again (`by` 1) or no longer (-1). */
+static void load_flows(mz_flow *flow, int32_t l, int32_t by) {
+    for (int32_t c = flow->link[l].flows; c != SHARE_NONE; c = flow->pool[c].next) {
+        for (int32_t i = 0; i < flow->pool[c].used; i++) {
+            pair_entry *entry = &flow->pool[c].entry[i];
+            entry->b = flow->slot[entry->a].bottleneck;
+            if (entry->b != SHARE_NONE) {
+                mz_pair_change(flow, entry->b, l, by);
+                add_load(flow, l, by * flow->link[entry->b].level);
+            }
+        }
+    }
+}
+
+void mz_share_cover(mz_flow *flow, int32_t l) {
+    const link_state *link = &flow->link[l];
+    bool idle = link->uncovered == 0 && link->degree > 0;
+    if (idle == flow->is_idle[l] || (idle && link->own > 0)) {
+        return; /* a link with own flows stays in the order until they have gone */
+    }
+    flow->is_idle[l] = idle;
+    load_flows(flow, l, idle ? -1 : 1);
+    if (idle) {
+        flow->load[l].fixed = 0;
+    }
+}
+
 void mz_share_attach(mz_flow *flow, int32_t index) {
     flow_slot *slot = &flow->slot[index];
     int32_t at = SHARE_NONE, spare = SHARE_NONE;
     for (int i = 0; i < slot->count; i++) {
         int32_t l = slot->link[i];
         const link_state *link = &flow->link[l];
+        if (flow->is_idle[l]) {
+            continue;
+        }
         if (link->own > 0) {
             at = at == SHARE_NONE || link->rank < flow->link[at].rank ? l : at;
         } else if (spare == SHARE_NONE ||
@@ -241,6 +301,9 @@ void mz_share_attach(mz_flow *flow, int32_t index) {
     link->own++;
     mz_heap_insert(flow, link, index);
     for (int i = 0; i < slot->count; i++) {
+        if (flow->is_idle[slot->link[i]]) {
+            continue;
+        }
         mz_list_entry(flow, slot->place[i])->b = at;
         if (slot->link[i] != at) {
             mz_pair_change(flow, at, slot->link[i], 1);
@@ -260,7 +323,7 @@ void mz_share_detach(mz_flow *flow, int32_t index) {
     mz_share_touch(flow, at);
     for (int i = 0; i < slot->count; i++) {
         int32_t l = slot->link[i];
-        if (l != at) {
+        if (l != at && !flow->is_idle[l]) {
             mz_pair_change(flow, at, l, -1);
             add_load(flow, l, -link->level);
         }
@@ -272,30 +335,14 @@ void mz_share_detach(mz_flow *flow, int32_t index) {
     }
 }
 
-/* Links passed one another while some still had levels to come: the first that stands wrongly among
- * the new levels is looked at again. */
-static bool in_order(mz_flow *flow, int32_t from) {
-    for (int32_t rank = from > 0 ? from : 1; rank < flow->ordered; rank++) {
-        const link_state *before = &flow->link[flow->order[rank - 1]];
-        const link_state *link = &flow->link[flow->order[rank]];
-        if (before->level > link->level * (1 + SHARE_TOLERANCE)) {
-            mark(flow, flow->order[rank]);
-            return false;
-        }
-    }
-    return true;
-}
-
 bool mz_share_update(mz_flow *flow) {
     int64_t steps = 64 * ((int64_t)flow->links + 16);
-    int32_t first = INT_MAX;
     for (;;) {
         int32_t rank = flow->lowest;
-        while (rank < flow->ordered && !flow->link[flow->order[rank]].dirty) {
+        while (rank < flow->ordered && !flow->is_dirty[flow->order[rank]]) {
             rank++;
         }
         flow->lowest = rank;
-        first = rank < first ? rank : first;
         if (steps-- == 0) {
             return false;
         }
@@ -303,7 +350,7 @@ bool mz_share_update(mz_flow *flow) {
             process(flow, flow->order[rank]);
         } else if (flow->overloaded_count > 0) {
             process_overload(flow, flow->overloaded[--flow->overloaded_count]);
-        } else if (in_order(flow, 0)) {
+        } else {
             flow->lowest = INT_MAX;
             return true;
         }

@@ -63,7 +63,9 @@ typedef struct link_state {
     int32_t flows;      /* list of (flow, its bottleneck) */
     int32_t pairs;      /* list of (l, count): own flows on link l */
     int32_t rank;       /* place in `order`; SHARE_NONE: no own flows */
-    bool dirty;         /* has own flows and another level than it should */
+    int32_t cover;      /* a neighbour with less capacity on the route of a flow here, or
+                           SHARE_NONE */
+    int32_t uncovered;  /* flows that do not pass `cover` */
     bool queued;        /* in `overloaded` */
     bool touched;       /* in `touched` */
 } link_state;
@@ -79,12 +81,15 @@ struct mz_flow {
     int32_t links;
     link_state *link;
     link_load *load;
-    double *due;                     /* [links] when the first own flow ends */
-    int32_t *order, ordered;         /* links with own flows by level */
+    bool *is_idle;  /* [links] all flows pass a link with less capacity, so that this one never
+                     * saturates: `fixed`, pairs and the list's bottlenecks are not kept up */
+    bool *is_dirty; /* [links] has own flows and another level than it should */
+    double *due;    /* [links] when the first own flow ends */
+    int32_t *order, ordered;               /* links with own flows by level */
     int32_t *overloaded, overloaded_count; /* links without own flows that carry too much */
-    int32_t lowest;                  /* no dirty link stands before this place in `order` */
-    int32_t *touched, touched_count; /* links whose level or first flow changed */
-    double *share;                   /* filling: heap of links by share */
+    int32_t lowest;                        /* no dirty link stands before this place in `order` */
+    int32_t *touched, touched_count;       /* links whose level or first flow changed */
+    double *share;                         /* filling: heap of links by share */
     int32_t *heap, *unfrozen, heap_count;
     flow_slot *slot;
     int32_t slots, fresh, free, active;
@@ -122,6 +127,9 @@ bool mz_share_update(mz_flow *flow);
 void mz_share_attach(mz_flow *flow, int32_t slot);
 void mz_share_detach(mz_flow *flow, int32_t slot);
 void mz_share_touch(mz_flow *flow, int32_t link);
+
+/* A link's list is right again after flows came or went: is_idle follows `uncovered`. */
+void mz_share_cover(mz_flow *flow, int32_t link);
 
 /* Brings a link's service to the present. */
 static inline void mz_share_settle(const mz_flow *flow, link_state *link) {
