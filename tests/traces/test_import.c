@@ -401,6 +401,10 @@ static void ids_refused(void **state) {
     refused(f, importer, "ids.npy", "[0, 1, 1]: expert id -1 is negative");
     put_npy(f, "ids.npy", "|i1", "(1, 2, 2)", twice, 4);
     refused(f, importer, "ids.npy", "[0, 1, 1]: expert id 2 stands twice");
+    put_npy(f, "ids.npy", "|u1", "(1, 2, 2)", ids, 5);
+    refused(f, importer, "ids.npy", "bytes follow the last of 4 elements");
+    put_npy(f, "ids.npy", "|u1", "(3, 2, 2)", ids, 10);
+    refused(f, importer, "ids.npy", "the file ends at element 10 of 12");
     put_npy(f, "ids.npy", "|i1", "(4,)", unused, 4);
     refused(f, importer, "ids.npy", "not an integer array [tokens, layers, top_k]");
     refused(f, importer, "none.npy", "none.npy");

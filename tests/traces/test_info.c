@@ -221,10 +221,51 @@ static void whole_traces_and_windows(void **state) {
     remove_directory(directory);
 }
 
+/* Two micro-batches of the only layer are two layer calls: each all on one expert, together even.
+ */
+static void one_layer(void **state) {
+    char directory[256], path[300];
+    static const int64_t count[2][2] = {{4, 0}, {0, 4}};
+    mz_trace_facts facts = {.kind = MZ_TRACE_COUNTS,
+                            .name = "one",
+                            .producer = "test",
+                            .layers = 1,
+                            .experts = 2,
+                            .ranks = 1,
+                            .top_k = 1,
+                            .step_stride = 1};
+    mz_app app = {.log = mz_log_make(NULL, -1), .version = "0"};
+    mz_info_options options = {.ranks = 2, .to_step = INT64_MAX};
+    mz_trace_writer *writer;
+    mz_trace_info info;
+    mz_trace *trace;
+    mz_err err;
+    (void)state;
+    make_directory(directory, sizeof directory);
+    snprintf(path, sizeof path, "%s/one.h5", directory);
+    assert_ok(mz_trace_create(path, &facts, NULL, &writer, &err), &err);
+    for (int m = 0; m < 2; m++) {
+        mz_trace_call_data call = {
+            .micro_batch = m, .token_begin = 4 * m, .tokens = 4, .pairs = 4, .count = count[m]};
+        assert_ok(mz_trace_write_call(writer, &call, &err), &err);
+    }
+    assert_ok(mz_trace_writer_close(&writer, &err), &err);
+    assert_ok(mz_trace_open(path, &trace, &err), &err);
+    assert_ok(mz_trace_info_read(&app, trace, &options, &info, &err), &err);
+    assert_int_equal(info.layer[0].calls, 2);
+    near(info.layer[0].experts.max_over_mean, 1);
+    near(info.layer[0].call_expert_mean, 2);
+    near(info.layer[0].call_rank_mean, 2);
+    mz_trace_info_free(&info);
+    mz_trace_close(&trace);
+    remove_directory(directory);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(spreads),
         cmocka_unit_test(whole_traces_and_windows),
+        cmocka_unit_test(one_layer),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
