@@ -104,10 +104,11 @@ static void spread_share(mz_expand *x, const int32_t *host, int32_t m, int64_t *
     sort_hosts(host, m, key);
     for (int32_t j = 0; j < m; j++)
         x->sorted[j] = x->room[(uint32_t)key[j]];
+    mz_shares shares = mz_shares_of(x->sorted, m);
     for (int32_t s = 0; s < x->ranks; s++) {
         if (rest[s] == 0)
             continue;
-        mz_largest_remainder(rest[s], x->sorted, m, x->share, x->scratch);
+        mz_shares_split(&shares, rest[s], x->share, x->scratch);
         for (int32_t j = 0; j < m; j++)
             x->matrix[(int64_t)(uint32_t)key[j] * x->ranks + s] += x->share[j];
     }
@@ -115,14 +116,17 @@ static void spread_share(mz_expand *x, const int32_t *host, int32_t m, int64_t *
 
 static void spread_deal(mz_expand *x, int32_t m, const int64_t *rest) {
     int32_t first = 0; /* host of the source's first row */
+    double inverse = 1.0 / m;
     for (int32_t s = 0; s < x->ranks; s++) {
-        int64_t each = rest[s] / m;
-        int32_t more = (int32_t)(rest[s] % m);
+        int64_t each = (int64_t)((double)rest[s] * inverse); /* off by one at most */
+        each -= each * m > rest[s];
+        each += (each + 1) * m <= rest[s];
+        int32_t more = (int32_t)(rest[s] - each * m);
         for (int32_t j = 0; j < m; j++) {
             int32_t turn = j >= first ? j - first : j - first + m;
             x->matrix[(int64_t)j * x->ranks + s] = each + (turn < more);
         }
-        first = (first + more) % m;
+        first = first + more < m ? first + more : first + more - m;
     }
 }
 

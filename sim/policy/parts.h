@@ -8,6 +8,17 @@
 
 #include "sim/policy/policy.h"
 
+/* ---- remainder.c: mz_largest_remainder for many totals over the same weights
+ * ---------------------*/
+typedef struct mz_shares {
+    const int64_t *weight; /* borrowed */
+    int64_t sum, product_limit;
+    double inverse;
+    int32_t n, shift;
+} mz_shares;
+mz_shares mz_shares_of(const int64_t *weight, int32_t n);
+void mz_shares_split(const mz_shares *shares, int64_t total, int64_t *share, uint64_t *scratch);
+
 /* ---- layout.c: mains ---------------------------------------------------------------------------
  * Block layout: expert e on rank e div (E/R). Where R does not divide E, the first E mod R ranks
  * hold one expert more; with R > E the first E ranks hold one each and the rest none. */

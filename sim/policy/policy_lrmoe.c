@@ -40,6 +40,7 @@ typedef struct lrmoe_options {
 enum { QUOTA_WATERFILL, QUOTA_RATIO, QUOTA_VALUE, QUOTA_JOINT, QUOTA_NONE };
 enum { PLACE_ULTRAEP, PLACE_SYMI, PLACE_STATIC };
 enum { FORWARD_PLACEMENT, FORWARD_EXACT };
+enum { COLUMNS = 8, DIRECT_DOMAIN = 8 /* ranks; see policy_ultraep.c */ };
 
 #define FIELD(name) offsetof(lrmoe_options, name)
 static const mz_opt lrmoe_table[] = {
@@ -101,7 +102,7 @@ typedef struct lrmoe_state {
     int64_t *cap, *joint_cap; /* [R] */
     int64_t *local, *near;    /* [instances] */
     int64_t *best;            /* [E] joint */
-    int64_t *column, *share;  /* [R] */
+    int64_t *column;          /* [COLUMNS][R] */
     uint64_t *word;           /* [R] */
     mz_replicate *replicate;
     mz_expand *expand;
@@ -122,14 +123,13 @@ static mz_code make_arrays(lrmoe_state *state, mz_arena *arena, int32_t instance
     state->sent = MZ_NEW(arena, int64_t, R);
     state->cap = MZ_NEW(arena, int64_t, R);
     state->joint_cap = MZ_NEW(arena, int64_t, R);
-    state->column = MZ_NEW(arena, int64_t, R);
-    state->share = MZ_NEW(arena, int64_t, R);
+    state->column = MZ_NEW(arena, int64_t, (int64_t)COLUMNS * R);
     state->word = MZ_NEW(arena, uint64_t, R);
     state->local = MZ_NEW(arena, int64_t, instances);
     state->near = MZ_NEW(arena, int64_t, instances);
     if (!state->count || !state->equal || !state->diff || !state->best || !state->sent ||
-        !state->cap || !state->joint_cap || !state->column || !state->share || !state->word ||
-        !state->local || !state->near)
+        !state->cap || !state->joint_cap || !state->column || !state->word || !state->local ||
+        !state->near)
         return mz_fail_nomem(err, "the state of a policy");
     return MZ_OK;
 }
@@ -206,7 +206,7 @@ static mz_code lrmoe_init(const mz_policy_env *env, const void *options, mz_aren
     state->moves = (mz_replica_moves){.weight_bytes = W,
                                       .gradient_bytes = o->gradient == 1 ? 2 * W : W,
                                       .again = o->lifetime == 1,
-                                      .relay = mz_largest_domain(env) > 8};
+                                      .relay = mz_largest_domain(env) > DIRECT_DOMAIN};
     state->row_memory = 4 * H + 6 * I + (resend ? 2 * H + 6 * I : 0);
     state->row_flops = (resend ? 16 : 12) * H * I;
     state->token_bytes = env->token_bytes;
@@ -462,18 +462,23 @@ static mz_code lrmoe_decide(void *self, const mz_view *view, mz_plan *plan, mz_e
 /* ---- route
  * -------------------------------------------------------------------------------------*/
 
-/* kept[s][e]: the sources' largest-remainder shares of each quota. */
+/* kept[s][e]: the sources' largest-remainder shares of each quota. COLUMNS experts at a time: one
+ * cache line of a source's row. */
 static void share_quotas(lrmoe_state *state, const mz_load *load, mz_plan *plan) {
-    int32_t E = plan->experts;
-    memcpy(plan->kept, load->count, sizeof(int64_t) * (size_t)plan->ranks * (size_t)E);
-    for (int32_t e = 0; e < E; e++) {
-        if (plan->quota[e] == load->total[e])
-            continue;
-        for (int32_t s = 0; s < plan->ranks; s++)
-            state->column[s] = load->count[(int64_t)s * E + e];
-        mz_largest_remainder(plan->quota[e], state->column, plan->ranks, state->share, state->word);
-        for (int32_t s = 0; s < plan->ranks; s++)
-            plan->kept[(int64_t)s * E + e] = state->share[s];
+    int32_t E = plan->experts, R = plan->ranks;
+    memcpy(plan->kept, load->count, sizeof(int64_t) * (size_t)R * (size_t)E);
+    for (int32_t e0 = 0; e0 < E; e0 += COLUMNS) {
+        int32_t columns = E - e0 < COLUMNS ? E - e0 : COLUMNS;
+        for (int32_t s = 0; s < R; s++)
+            for (int32_t c = 0; c < columns; c++)
+                state->column[c * R + s] = plan->kept[(int64_t)s * E + e0 + c];
+        for (int32_t c = 0; c < columns; c++)
+            if (plan->quota[e0 + c] < load->total[e0 + c])
+                mz_largest_remainder(plan->quota[e0 + c], state->column + c * R, R,
+                                     state->column + c * R, state->word);
+        for (int32_t s = 0; s < R; s++)
+            for (int32_t c = 0; c < columns; c++)
+                plan->kept[(int64_t)s * E + e0 + c] = state->column[c * R + s];
     }
 }
 

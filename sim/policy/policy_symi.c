@@ -214,13 +214,14 @@ static mz_code symi_decide(void *self, const mz_view *view, mz_plan *plan, mz_er
 /* Expert e may keep `limit` pairs; the rest is dropped by its sources in proportion. */
 static void drop_excess(symi_state *state, const mz_load *load, int32_t e, int64_t limit,
                         mz_plan *plan) {
-    int64_t excess = load->total[e] > limit ? load->total[e] - limit : 0;
+    int64_t excess = load->total[e] - limit;
+    if (excess <= 0)
+        return;
     for (int32_t s = 0; s < state->ranks; s++)
         state->column[s] = load->count[(int64_t)s * state->experts + e];
-    if (excess > 0)
-        mz_largest_remainder(excess, state->column, state->ranks, state->share, state->scratch);
+    mz_largest_remainder(excess, state->column, state->ranks, state->share, state->scratch);
     for (int32_t s = 0; s < state->ranks; s++)
-        plan->dropped[(int64_t)s * state->experts + e] = excess > 0 ? state->share[s] : 0;
+        plan->dropped[(int64_t)s * state->experts + e] = state->share[s];
     plan->dropped_pairs += excess;
     plan->kept_pairs -= excess;
     plan->quota[e] -= excess;
@@ -232,6 +233,8 @@ static mz_code symi_route(void *self, const mz_call *call, mz_plan *plan, mz_err
     double slot = state->factor * (double)load->pairs / ((double)state->slots * state->ranks);
     mz_plan_lossless(plan, load);
     plan->has_drops = state->factor > 0;
+    if (plan->has_drops)
+        memset(plan->dropped, 0, sizeof(int64_t) * (size_t)state->ranks * (size_t)state->experts);
     for (int32_t e = 0; e < state->experts && plan->has_drops; e++) {
         double limit = slot * (plan->begin[e + 1] - plan->begin[e]);
         limit = limit < 1e18 ? ceil(limit - 1e-9 * limit) : 1e18;
