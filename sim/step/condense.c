@@ -5,25 +5,6 @@
 
 #include <string.h>
 
-/* Rows src -> dst (global ranks) on the ports they use. */
-static inline void lane_rows(const mz_topology *t, int32_t src, int32_t dst, int64_t rows,
-                             step_lanes *from, step_lanes *to) {
-    if (t->device[src] == t->device[dst])
-        return;
-    if (t->domain[src] == t->domain[dst]) {
-        from->send_in += rows;
-        to->recv_in += rows;
-    } else {
-        from->send_out += rows;
-        to->recv_out += rows;
-    }
-}
-
-void step_lane_rows(const mz_step *s, int32_t src, int32_t dst, int64_t rows, step_lanes *from,
-                    step_lanes *to) {
-    lane_rows(&s->cluster->topology, src, dst, rows, from, to);
-}
-
 /* Instances of each local rank, in expert order: s->by_rank[s->rank_begin[r] .. rank_begin[r+1]).
  */
 static void sort_instances(mz_step *s, const mz_plan *plan) {
@@ -41,51 +22,43 @@ static void sort_instances(mz_step *s, const mz_plan *plan) {
     begin[0] = 0;
 }
 
-/* Rows each source sends to each instance, with what adds them up. */
 typedef struct pair_sum {
     mz_step *s;
-    const mz_topology *topology;
-    int32_t first; /* the group's first rank */
+    const int32_t *domain, *device; /* [ep] of the group's ranks */
+    int32_t first;                  /* the group's first rank */
     step_rank_work *work;
     step_call *call;
-    int64_t *matrix; /* [ep][ep] or NULL */
 } pair_sum;
 
-static inline void add_forward(const pair_sum *p, int32_t source, int32_t rank, int64_t rows) {
-    step_rank_work *from = &p->work[source], *to = &p->work[rank];
-    from->packed += rows;
-    if (source == rank)
-        return;
-    p->call->off_rows += rows;
-    lane_rows(p->topology, p->first + source, p->first + rank, rows, &from->forward, &to->forward);
-    if (p->matrix)
-        p->matrix[(int64_t)source * p->s->ep + rank] += rows;
+static step_tally *clear_tally(const pair_sum *p, int64_t *matrix) {
+    step_tally *t = &p->s->tally;
+    const size_t size = sizeof(int64_t) * (size_t)p->s->ep;
+    memset(t->packed, 0, size);
+    memset(t->send_in, 0, size);
+    memset(t->send_out, 0, size);
+    t->off_rows = 0;
+    t->matrix = matrix;
+    return t;
 }
 
-static inline void add_backward(const pair_sum *p, int32_t source, int32_t rank, int64_t rows) {
-    step_rank_work *from = &p->work[source], *to = &p->work[rank];
-    from->back_packed += rows;
+/* Rows of a source for an instance on `rank`: by source in the tally, received ones in `to`. */
+static inline void add_rows(const pair_sum *p, step_tally *t, int32_t source, int32_t rank,
+                            int64_t rows, step_lanes *to) {
+    t->packed[source] += rows;
     if (source == rank)
         return;
-    p->call->back_off_rows += rows;
-    lane_rows(p->topology, p->first + source, p->first + rank, rows, &from->backward,
-              &to->backward);
-    if (p->matrix)
-        p->matrix[(int64_t)source * p->s->ep + rank] += rows;
-}
-
-/* x of pairs that the rank cannot take from its own forward. */
-static inline void add_again(const pair_sum *p, int32_t source, int32_t rank, int64_t rows) {
-    step_rank_work *from = &p->work[source], *to = &p->work[rank];
-    if (rows <= 0)
+    t->off_rows += rows;
+    if (t->matrix)
+        t->matrix[(int64_t)source * p->s->ep + rank] += rows;
+    if (p->device[source] == p->device[rank])
         return;
-    from->again_packed += rows;
-    if (source == rank)
-        return;
-    p->call->again_off_rows += rows;
-    lane_rows(p->topology, p->first + source, p->first + rank, rows, &from->again, &to->again);
-    if (p->matrix)
-        p->s->matrix_again[(int64_t)source * p->s->ep + rank] += rows;
+    if (p->domain[source] == p->domain[rank]) {
+        t->send_in[source] += rows;
+        to->recv_in += rows;
+    } else {
+        t->send_out[source] += rows;
+        to->recv_out += rows;
+    }
 }
 
 /* Off-diagonal cells become the call's messages, sorted by (source, destination); then zeroed. */
@@ -111,27 +84,82 @@ static mz_code keep_matrix(mz_step *s, int32_t first, bool with_again, int64_t *
     return MZ_OK;
 }
 
+/* All entries of one instance; the inner loop of everything, so what it touches is kept apart. */
+static void add_instance(const pair_sum *p, step_tally *t, step_entries in, int32_t instance,
+                         int32_t rank, step_lanes *to) {
+    const int32_t *restrict domain = p->domain, *restrict device = p->device;
+    int64_t *restrict packed = t->packed, *restrict send_in = t->send_in;
+    int64_t *restrict send_out = t->send_out;
+    const int32_t own_domain = domain[rank], own_device = device[rank];
+    const int64_t end = in.begin[instance + 1];
+    int64_t own = 0, all = 0, recv_in = 0, recv_out = 0;
+    for (int64_t k = in.begin[instance]; k < end; k++) {
+        const int32_t source = in.source[k];
+        const int64_t rows = in.pairs[k];
+        packed[source] += rows;
+        all += rows;
+        if (source == rank)
+            own += rows;
+        if (device[source] == own_device)
+            continue;
+        if (domain[source] == own_domain) {
+            send_in[source] += rows;
+            recv_in += rows;
+        } else {
+            send_out[source] += rows;
+            recv_out += rows;
+        }
+    }
+    to->recv_in += recv_in;
+    to->recv_out += recv_out;
+    t->off_rows += all - own;
+    for (int64_t k = in.begin[instance]; t->matrix && k < end; k++)
+        t->matrix[(int64_t)in.source[k] * p->s->ep + rank] += in.pairs[k];
+}
+
+static step_entries forward_entries(const mz_plan *plan) {
+    return (step_entries){plan->entry_begin, plan->entry_pairs, plan->entry_source};
+}
+
+static step_entries backward_entries(const mz_plan *plan) {
+    return (step_entries){plan->back_begin, plan->back_pairs, plan->back_source};
+}
+
+static void keep_forward(const pair_sum *p, const step_tally *t) {
+    for (int32_t r = 0; r < p->s->ep; r++) {
+        p->work[r].packed = t->packed[r];
+        p->work[r].forward.send_in = t->send_in[r];
+        p->work[r].forward.send_out = t->send_out[r];
+    }
+    p->call->off_rows = t->off_rows;
+}
+
 /* Forward by pair dispatch: one row per pair. */
 static void forward_pairs(const pair_sum *p, const mz_plan *plan) {
+    step_tally *t = clear_tally(p, p->s->matrix);
     const int32_t instances = plan->begin[plan->experts];
     for (int32_t i = 0; i < instances; i++) {
-        p->work[plan->rank[i]].rows += plan->forward[i];
-        for (int64_t k = plan->entry_begin[i]; k < plan->entry_begin[i + 1]; k++)
-            add_forward(p, plan->entry_source[k], plan->rank[i], plan->entry_pairs[k]);
+        const int32_t rank = plan->rank[i];
+        p->work[rank].rows += plan->forward[i];
+        add_instance(p, t, forward_entries(plan), i, rank, &p->work[rank].forward);
     }
+    keep_forward(p, t);
 }
 
 /* Every source sends a full buffer per expert, used or not, to the expert's first instance
  * (balancing-systems 10.2). */
 static void forward_padded(const pair_sum *p, const mz_load *load, const mz_plan *plan) {
+    step_tally *t = clear_tally(p, p->s->matrix);
     for (int32_t src = 0; src < load->sources; src++)
         p->s->capacity[src] = mz_capacity_rows(&p->s->traits, load, src);
-    for (int32_t e = 0; e < plan->experts; e++)
+    for (int32_t e = 0; e < plan->experts; e++) {
+        const int32_t rank = plan->rank[plan->begin[e]];
         for (int32_t src = 0; src < load->sources; src++) {
-            const int32_t rank = plan->rank[plan->begin[e]];
             p->work[rank].rows += p->s->capacity[src];
-            add_forward(p, src, rank, p->s->capacity[src]);
+            add_rows(p, t, src, rank, p->s->capacity[src], &p->work[rank].forward);
         }
+    }
+    keep_forward(p, t);
 }
 
 /* The mirror of forward: same rows, same ports. */
@@ -146,42 +174,52 @@ static void backward_as_forward(mz_step *s, step_call *call, step_rank_work *wor
     call->back_messages = call->messages;
 }
 
-/* Kept rows; with saved activations, a pair that was not computed on this instance in forward is
- * re-sent with its x and its activations are computed again. Entries of one instance hold a source
- * once, so the surplus of a source over forward is what moved. */
-static void backward_pairs(const pair_sum *p, const mz_plan *plan) {
+/* Kept rows of one row per pair. */
+static void kept_pairs(const pair_sum *p, const mz_plan *plan) {
+    step_tally *t = clear_tally(p, p->s->matrix);
+    for (int32_t i = 0; i < plan->begin[plan->experts]; i++) {
+        const int32_t rank = plan->rank[i];
+        add_instance(p, t, backward_entries(plan), i, rank, &p->work[rank].backward);
+    }
+    for (int32_t r = 0; r < p->s->ep; r++) {
+        p->work[r].back_packed = t->packed[r];
+        p->work[r].backward.send_in = t->send_in[r];
+        p->work[r].backward.send_out = t->send_out[r];
+    }
+    p->call->back_off_rows = t->off_rows;
+}
+
+/* Pairs whose x is sent again and whose activations are computed again: all kept ones where the
+ * policy does so; with saved activations those that were not computed on this instance in forward.
+ * Entries of one instance hold a source once, so a source's surplus over forward is what moved. */
+static void again_pairs(const pair_sum *p, const mz_plan *plan) {
     mz_step *s = p->s;
-    const bool all_again = s->traits.resend;
-    const int32_t instances = plan->begin[plan->experts];
-    for (int32_t i = 0; i < instances; i++) {
+    step_tally *t = clear_tally(p, s->matrix_again);
+    for (int32_t i = 0; i < plan->begin[plan->experts]; i++) {
         const int32_t rank = plan->rank[i];
         for (int64_t k = plan->entry_begin[i]; k < plan->entry_begin[i + 1]; k++)
             s->source_rows[plan->entry_source[k]] += plan->entry_pairs[k];
-        p->work[rank].back_rows += plan->backward[i];
         s->instance_again[i] = 0;
         for (int64_t k = plan->back_begin[i]; k < plan->back_begin[i + 1]; k++) {
             const int32_t source = plan->back_source[k];
-            const int64_t rows = plan->back_pairs[k];
-            int64_t again = all_again ? rows : rows - s->source_rows[source];
-            again = again > 0 ? again : 0;
-            if (s->options.dispatch == MZ_DISPATCH_PAIR)
-                add_backward(p, source, rank, rows);
-            if (s->options.dispatch == MZ_DISPATCH_PAIR || !all_again)
-                add_again(p, source, rank, again);
+            const int64_t here = s->traits.resend ? 0 : s->source_rows[source];
+            const int64_t again = plan->back_pairs[k] - here;
+            if (again <= 0)
+                continue;
+            add_rows(p, t, source, rank, again, &p->work[rank].again);
             s->instance_again[i] += again;
         }
         p->work[rank].again_rows += s->instance_again[i];
+        p->work[rank].back_rows += plan->backward[i];
         for (int64_t k = plan->entry_begin[i]; k < plan->entry_begin[i + 1]; k++)
             s->source_rows[plan->entry_source[k]] = 0;
     }
-}
-
-static step_entries forward_entries(const mz_plan *plan) {
-    return (step_entries){plan->entry_begin, plan->entry_pairs, plan->entry_source};
-}
-
-static step_entries backward_entries(const mz_plan *plan) {
-    return (step_entries){plan->back_begin, plan->back_pairs, plan->back_source};
+    for (int32_t r = 0; r < s->ep; r++) {
+        p->work[r].again_packed = t->packed[r];
+        p->work[r].again.send_in = t->send_in[r];
+        p->work[r].again.send_out = t->send_out[r];
+    }
+    p->call->again_off_rows = t->off_rows;
 }
 
 /* A token's x goes once per destination with its g, so x's rows are g's. */
@@ -191,8 +229,8 @@ static void again_as_backward(mz_step *s, step_call *call, step_rank_work *work)
         work[r].again = work[r].backward;
     }
     call->again_off_rows = call->back_off_rows;
-    for (int64_t i = 0; s->matrix && i < (int64_t)s->ep * s->ep; i++)
-        s->matrix_again[i] = s->matrix[i];
+    if (s->matrix)
+        memcpy(s->matrix_again, s->matrix, sizeof *s->matrix * (size_t)s->ep * (size_t)s->ep);
 }
 
 static mz_code traffic_of_tokens(const pair_sum *p, const mz_load *load, const mz_pairs *pairs,
@@ -219,7 +257,7 @@ static mz_code condense_forward(const pair_sum *p, const mz_load *load, const mz
             p->work[plan->rank[i]].rows += plan->forward[i];
         code = traffic_of_tokens(p, load, pairs, plan, false, err);
     }
-    if (code == MZ_OK && p->matrix)
+    if (code == MZ_OK && s->matrix)
         code = keep_matrix(s, p->first, false, &p->call->message, &p->call->messages, err);
     return code;
 }
@@ -231,14 +269,16 @@ static mz_code condense_backward(const pair_sum *p, const mz_load *load, const m
         backward_as_forward(s, p->call, p->work);
         return MZ_OK;
     }
-    backward_pairs(p, plan);
+    again_pairs(p, plan);
     mz_code code = MZ_OK;
-    if (s->options.dispatch != MZ_DISPATCH_PAIR) {
+    if (s->options.dispatch == MZ_DISPATCH_PAIR) {
+        kept_pairs(p, plan);
+    } else {
         code = traffic_of_tokens(p, load, pairs, plan, true, err);
         if (code == MZ_OK && s->traits.resend)
             again_as_backward(s, p->call, p->work);
     }
-    if (code == MZ_OK && p->matrix)
+    if (code == MZ_OK && s->matrix)
         code = keep_matrix(s, p->first, true, &p->call->back_message, &p->call->back_messages, err);
     return code;
 }
@@ -306,7 +346,9 @@ static mz_code keep_moves(mz_step *s, const mz_plan *plan, int32_t first, step_c
 
 mz_code step_condense(mz_step *s, const mz_load *load, const mz_pairs *pairs, const mz_plan *plan,
                       int32_t group, step_call *call, step_rank_work *work, mz_err *err) {
-    const pair_sum p = {s, &s->cluster->topology, group * s->ep, work, call, s->matrix};
+    const int32_t first = group * s->ep;
+    const mz_topology *topology = &s->cluster->topology;
+    const pair_sum p = {s, topology->domain + first, topology->device + first, first, work, call};
     if (plan->begin[plan->experts] > s->instance_cap)
         return mz_fail(err, MZ_EINTERNAL, "a plan with %d instances; the step expects at most %d",
                        plan->begin[plan->experts], s->instance_cap);

@@ -114,6 +114,13 @@ typedef struct step_sizes {
     int64_t shard_gradients;               /* read once more for the gradient norm */
 } step_sizes;
 
+/* Rows of one kind of traffic while a call is condensed, by local source. */
+typedef struct step_tally {
+    int64_t *packed, *send_in, *send_out; /* [ep] */
+    int64_t off_rows;
+    int64_t *matrix; /* [ep][ep] or NULL */
+} step_tally;
+
 typedef struct step_exchange_mark {
     mz_task first;
     int32_t members;
@@ -169,7 +176,8 @@ struct mz_step {
 
     /* scratch of condense, sized for one group */
     int32_t *by_rank, *rank_begin; /* instances sorted by rank */
-    int64_t *expert_rows;          /* rows of a rank's instances */
+    step_tally tally;
+    int64_t *expert_rows; /* rows of a rank's instances */
     int32_t instance_cap;
     int64_t *matrix, *matrix_again; /* [ep][ep] when a matrix is needed */
     int64_t *source_rows;           /* [ep] forward pairs of one instance by source; zero between */
@@ -278,8 +286,6 @@ typedef struct step_entries {
 mz_code step_spread_tokens(mz_step *s, const mz_load *load, const mz_pairs *pairs,
                            const mz_plan *plan, step_entries entries, int32_t first, bool backward,
                            step_call *call, step_rank_work *work, mz_err *err);
-void step_lane_rows(const mz_step *s, int32_t src, int32_t dst, int64_t rows, step_lanes *from,
-                    step_lanes *to);
 
 /* ---- builder (builder.c) -----------------------------------------------------------------------
  */

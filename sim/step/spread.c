@@ -80,13 +80,27 @@ typedef struct spreader {
     step_rank_work *work;
 } spreader;
 
+/* Rows src -> dst (global ranks) on the ports they use. */
+static void lane_rows(const mz_step *s, int32_t src, int32_t dst, int64_t rows, step_lanes *from,
+                      step_lanes *to) {
+    const mz_topology *t = &s->cluster->topology;
+    if (t->device[src] == t->device[dst])
+        return;
+    if (t->domain[src] == t->domain[dst]) {
+        from->send_in += rows;
+        to->recv_in += rows;
+    } else {
+        from->send_out += rows;
+        to->recv_out += rows;
+    }
+}
+
 static void hop(const spreader *p, int32_t from, int32_t to) {
     step_rank_work *a = &p->work[from], *b = &p->work[to];
     if (from == to)
         return;
-    step_lane_rows(p->s, p->first + from, p->first + to, 1,
-                   p->backward ? &a->backward : &a->forward,
-                   p->backward ? &b->backward : &b->forward);
+    lane_rows(p->s, p->first + from, p->first + to, 1, p->backward ? &a->backward : &a->forward,
+              p->backward ? &b->backward : &b->forward);
     *(p->backward ? &p->call->back_off_rows : &p->call->off_rows) += 1;
     if (p->s->matrix)
         p->s->matrix[(int64_t)from * p->s->ep + to]++;

@@ -159,6 +159,9 @@ static bool alloc_condense(mz_step *s) {
     s->instance_again = MZ_NEW(a, int64_t, s->instance_cap);
     s->source_rows = MZ_NEW(a, int64_t, s->ep);
     s->capacity = MZ_NEW(a, int64_t, s->ep);
+    s->tally.packed = MZ_NEW(a, int64_t, s->ep);
+    s->tally.send_in = MZ_NEW(a, int64_t, s->ep);
+    s->tally.send_out = MZ_NEW(a, int64_t, s->ep);
     s->stamp = MZ_NEW(a, int64_t, 2 * (int64_t)s->ep);
     s->caps = MZ_NEW(a, int64_t, s->ep);
     s->saved = MZ_NEW(a, int64_t, s->ranks);
@@ -167,7 +170,8 @@ static bool alloc_condense(mz_step *s) {
         s->matrix_again = MZ_NEW(a, int64_t, cells);
     }
     return s->moe_layer && s->by_rank && s->rank_begin && s->expert_rows && s->instance_again &&
-           s->source_rows && s->capacity && s->stamp && s->caps && s->saved &&
+           s->source_rows && s->capacity && s->tally.packed && s->tally.send_in &&
+           s->tally.send_out && s->stamp && s->caps && s->saved &&
            (!matrix || (s->matrix && s->matrix_again));
 }
 
