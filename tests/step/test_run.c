@@ -19,7 +19,8 @@ typedef struct fake_source {
     int64_t count[RANKS * EXPERTS], total[EXPERTS], source[RANKS];
 } fake_source;
 
-/* A pure function of (step, micro-batch, layer): skewed, and the hot experts move every step. */
+/* A pure function of (step, micro-batch, layer): skewed, and the hot experts move
+ * with the step and the micro-batch. */
 static void fill_counts(int64_t step, int32_t micro, int32_t layer, int64_t *count) {
     memset(count, 0, sizeof(int64_t) * RANKS * EXPERTS);
     for (int32_t s = 0; s < RANKS; s++) {
@@ -28,7 +29,7 @@ static void fill_counts(int64_t step, int32_t micro, int32_t layer, int64_t *cou
         for (int i = 0; i < TOKENS * TOP_K; i++) {
             double u = mz_rng_uniform(&rng);
             int32_t e = (int32_t)(u * u * u * EXPERTS);
-            count[s * EXPERTS + (e + 11 * step + 5 * layer) % EXPERTS]++;
+            count[s * EXPERTS + (e + 11 * step + 5 * layer + 23 * micro) % EXPERTS]++;
         }
     }
 }
