@@ -63,7 +63,7 @@ void mz_graph_free(mz_graph **graph) {
     void *const arrays[] = {old->task,        old->tag,         old->start,       old->finish,
                             old->edge,        old->host,        old->queue,       old->exchange,
                             old->member_rank, old->member_task, old->member_flow, old->message,
-                            old->incoming,    old->ready,       old->leave};
+                            old->incoming,    old->ready,       old->leave,       old->tied};
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) {
         free(arrays[i]);
     }

@@ -144,6 +144,28 @@ static void serve(run_state *run, int32_t id) {
     }
 }
 
+static int by_id(const void *a, const void *b) {
+    int32_t x = *(const int32_t *)a, y = *(const int32_t *)b;
+    return (x > y) - (x < y);
+}
+
+/* Exchanges that are ready at one time go in order of creation, however they were found. */
+static void serve_tied(run_state *run, int32_t first) {
+    mz_graph *graph = run->graph;
+    mz_event event;
+    size_t count = 0;
+    graph->tied[count++] = first;
+    while (mz_evq_next(graph->events) == run->now && mz_evq_pop(graph->events, &event)) {
+        graph->tied[count++] = (int32_t)event.subject;
+    }
+    if (count > 1) {
+        qsort(graph->tied, count, sizeof *graph->tied, by_id);
+    }
+    for (size_t i = 0; i < count; i++) {
+        serve(run, graph->tied[i]);
+    }
+}
+
 /* The message's links, and when its first byte moves: the latencies of its route, once a round. */
 static int route_of(const mz_graph *graph, const message_copy *message, int32_t *links,
                     double *latency) {
@@ -234,7 +256,7 @@ static mz_code handle(run_state *run, const mz_event *event, mz_err *err) {
     run->now = event->time;
     switch ((event_kind)event->kind) {
     case EVENT_SERVE:
-        serve(run, (int32_t)event->subject);
+        serve_tied(run, (int32_t)event->subject);
         return MZ_OK;
     case EVENT_ENTER:
         return enter(run, (int32_t)event->subject, err);
@@ -294,6 +316,7 @@ static mz_code prepare(mz_graph *graph, mz_err *err) {
     /* At most one task per queue and one synchronisation per host can be ready at a time. */
     size_t ready = (size_t)graph->queues + (size_t)graph->hosts;
     if (!mz_grow((void **)&graph->ready, &graph->ready_cap, ready, sizeof *graph->ready) ||
+        !mz_grow((void **)&graph->tied, &graph->tied_cap, ready, sizeof *graph->tied) ||
         !mz_grow((void **)&graph->leave, &graph->leave_cap, (size_t)graph->largest,
                  sizeof *graph->leave)) {
         return mz_fail_nomem(err, "the run of a task graph");

@@ -9,6 +9,7 @@
 #include "sim/engine/share.h"
 
 #include <limits.h>
+#include <stddef.h>
 
 static void mark(mz_flow *flow, int32_t l) {
     link_state *link = &flow->link[l];
@@ -198,6 +199,12 @@ static void rise(mz_flow *flow, int32_t l) {
     }
 }
 
+static inline void prefetch(const chunk *part) {
+    for (size_t line = 0; line < sizeof *part; line += 64) {
+        __builtin_prefetch((const char *)part + line);
+    }
+}
+
 static void set_level(mz_flow *flow, int32_t l, double level) {
     link_state *link = &flow->link[l];
     double change = level - link->level;
@@ -208,17 +215,20 @@ static void set_level(mz_flow *flow, int32_t l, double level) {
     mz_share_touch(flow, l);
     link->level = level;
     flow->work.levels++;
-    for (int32_t c = link->pairs; c != SHARE_NONE; c = flow->pool[c].next) {
+    link_load *load = flow->load;
+    const bool *is_dirty = flow->is_dirty;
+    for (int32_t c = link->pairs; c != SHARE_NONE;) {
         const chunk *part = &flow->pool[c];
-        if (part->next != SHARE_NONE) {
-            const char *next = (const char *)&flow->pool[part->next];
-            __builtin_prefetch(next);
-            __builtin_prefetch(next + 64);
-            __builtin_prefetch(next + 128);
-            __builtin_prefetch(next + 192);
+        c = part->next;
+        if (c != SHARE_NONE) {
+            prefetch(&flow->pool[c]);
         }
-        for (int32_t i = 0; i < part->used; i++) {
-            add_load(flow, part->entry[i].a, part->entry[i].b * change);
+        for (const pair_entry *pair = part->entry; pair < part->entry + part->used; pair++) {
+            link_load *other = &load[pair->a];
+            other->fixed += pair->b * change;
+            if (other->fixed > other->limit && !is_dirty[pair->a]) {
+                mark(flow, pair->a);
+            }
         }
     }
 }

@@ -93,8 +93,9 @@ struct mz_graph {
     mz_ports *ports;
     mz_flow *flow;
     int32_t *ready; /* stack of tasks that may start */
+    int32_t *tied;  /* exchanges that are ready at one time */
     double *leave;  /* [largest exchange] */
-    size_t ready_cap, leave_cap;
+    size_t ready_cap, tied_cap, leave_cap;
     int32_t largest; /* members of the largest exchange */
 };
 

@@ -101,8 +101,11 @@ int main(int argc, char **argv) {
     static const struct {
         const char *name;
         void (*draw)(mz_rng *, double *);
-    } pattern[] = {{"exponential", exponential}, {"uniform", uniform}, {"bimodal", bimodal},
-                   {"equal", one},               {"zero", zero}};
+    } pattern[] = {{"exponential", exponential},
+                   {"uniform", uniform},
+                   {"bimodal", bimodal},
+                   {"equal", one},
+                   {"zero", zero}};
     int failed = events < 1;
     for (size_t i = 0; i < sizeof pattern / sizeof *pattern && !failed; i++) {
         failed |= run(pattern[i].name, pattern[i].draw, 1000, events);

@@ -1,6 +1,7 @@
 /* One uneven all-to-all on both networks (DESIGN section 9).
  *
- * Pods of 8 GPUs with a NIC each; message sizes differ by source and destination. Usage: bench_network */
+ * Pods of 8 GPUs with a NIC each; message sizes differ by source and destination. Usage:
+ * bench_network */
 #include "sim/engine/network.h"
 #include "tests/engine/pod.h"
 
@@ -44,9 +45,9 @@ static int run(const char *name, int32_t nodes, double oversubscription, double 
         last = fmax(last, finish[m]);
         last_port = fmax(last_port, port[m]);
     }
-    printf("%-34s %4d ranks %6lld messages  flow %8.4f s  port %8.6f s  (ends after %.6g, %.6g ms)\n",
-           name, (int)n, (long long)p->exchange.messages, flow_s, port_s, 1e3 * last,
-           1e3 * last_port);
+    printf(
+        "%-34s %4d ranks %6lld messages  flow %8.4f s  port %8.6f s  (ends after %.6g, %.6g ms)\n",
+        name, (int)n, (long long)p->exchange.messages, flow_s, port_s, 1e3 * last, 1e3 * last_port);
     free(finish);
     free(port);
     pod_free(p);

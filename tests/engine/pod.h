@@ -57,7 +57,7 @@ static inline pod *pod_make(int32_t nodes, int32_t gpus, double inside, double o
     p->domain = malloc((size_t)n * sizeof(int32_t));
     p->device = malloc((size_t)n * sizeof(int32_t));
     p->rank = malloc((size_t)n * sizeof(int32_t));
-    p->message = malloc((size_t)n * (size_t)n * sizeof(mz_message));
+    p->message = n <= 1024 ? malloc((size_t)n * (size_t)n * sizeof(mz_message)) : NULL;
     for (int32_t l = 0; l < links; l++) {
         p->bandwidth[l] = l < POD_NIC_OUT * n ? inside : l < POD_LINKS * n ? outside : spine;
         p->latency[l] = latency;
@@ -103,9 +103,9 @@ static inline void pod_free(pod *p) {
     free(p);
 }
 
-/* The exchange becomes an all-to-all. spread: how the sizes of single messages differ (standard deviation of
- * their logarithm); skew: the same for what a destination is worth to everybody; mean bytes. whole > 0:
- * sizes are multiples of it (tokens). */
+/* The exchange becomes an all-to-all. spread: how the sizes of single messages differ (standard
+ * deviation of their logarithm); skew: the same for what a destination is worth to everybody; mean
+ * bytes. whole > 0: sizes are multiples of it (tokens). */
 static inline void pod_draw(pod *p, uint64_t seed, double mean, double spread, double skew,
                             double whole) {
     int32_t n = p->topology.ranks;

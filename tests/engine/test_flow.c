@@ -6,7 +6,7 @@
 
 #include <math.h>
 
-enum { LINKS_MAX = 40, FLOWS_MAX = 160, ROUTE = 5 };
+enum { LINKS_MAX = 41, FLOWS_MAX = 160, ROUTE = 5 };
 
 typedef struct case_flow {
     double begin, bytes, end;
@@ -36,8 +36,7 @@ static void reference_rates(net_case *net, double now) {
             }
         }
         for (int l = 0; l < net->links; l++) {
-            if (users[l] > 0 &&
-                (tight < 0 || spare[l] / users[l] < spare[tight] / users[tight])) {
+            if (users[l] > 0 && (tight < 0 || spare[l] / users[l] < spare[tight] / users[tight])) {
                 tight = l;
             }
         }
@@ -98,7 +97,27 @@ static int by_begin(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-/* Kinds: 0 random routes; 1 equal capacities and sizes (ties); 2 two sides, as in an all-to-all. */
+/* Kind 3: two nodes of 5 GPUs, each with a switch port and a NIC either way, and a spine: routes
+ * inside a node over 2 links, between nodes over 5. A link behind a tighter one has nothing to say
+ * until a flow inside the node comes. */
+static void draw_node_route(case_flow *f, mz_rng *rng) {
+    int src = (int)mz_rng_below(rng, 10), dst = (src + 1 + (int)mz_rng_below(rng, 9)) % 10;
+    int inside[] = {src, 10 + dst}, outside[] = {src, 20 + src, 40, 30 + dst, 10 + dst};
+    bool one_node = src / 5 == dst / 5;
+    f->count = one_node ? 2 : 5;
+    memcpy(f->links, one_node ? inside : outside, (size_t)f->count * sizeof *inside);
+}
+
+static void set_node_links(net_case *net, mz_rng *rng) {
+    double spine = 1e9 * (0.3 + mz_rng_uniform(rng));
+    net->links = 41;
+    for (int l = 0; l < net->links; l++) {
+        net->capacity[l] = l < 20 ? 1e9 : l < 40 ? 1.2e8 : spine;
+    }
+}
+
+/* Kinds: 0 random routes; 1 equal capacities and sizes (ties); 2 two sides, as in an all-to-all; 3
+ * nodes. */
 static void draw(net_case *net, mz_rng *rng, int kind) {
     memset(net, 0, sizeof *net);
     net->links = 1 + (int)mz_rng_below(rng, LINKS_MAX);
@@ -110,6 +129,9 @@ static void draw(net_case *net, mz_rng *rng, int kind) {
     for (int l = 0; l < net->links; l++) {
         net->capacity[l] = kind == 1 ? 1e9 : 1e9 * exp(mz_rng_normal(rng));
     }
+    if (kind == 3) {
+        set_node_links(net, rng);
+    }
     for (int i = 0; i < net->flows; i++) {
         case_flow *f = &net->flow[i];
         f->begin = together ? 0 : 1e-3 * (double)mz_rng_below(rng, 60);
@@ -119,6 +141,10 @@ static void draw(net_case *net, mz_rng *rng, int kind) {
             f->links[0] = (int)mz_rng_below(rng, (uint64_t)half);
             f->links[1] = half + (int)mz_rng_below(rng, (uint64_t)half);
             f->count = 2;
+            continue;
+        }
+        if (kind == 3) {
+            draw_node_route(f, rng);
             continue;
         }
         int want = 1 + (int)mz_rng_below(rng, ROUTE);
@@ -137,9 +163,8 @@ static void draw(net_case *net, mz_rng *rng, int kind) {
 }
 
 static mz_flow *make(const net_case *net, double accuracy) {
-    mz_topology topology = {.links = net->links,
-                            .link_bytes_per_s = net->capacity,
-                            .link_latency_s = net->latency};
+    mz_topology topology = {
+        .links = net->links, .link_bytes_per_s = net->capacity, .link_latency_s = net->latency};
     mz_err err;
     mz_flow *flow;
     assert_ok(mz_flow_create(&topology, accuracy, &flow, &err), &err);
@@ -216,7 +241,7 @@ static void test_against_reference(void **state) {
     uint64_t updates = 0, moves = 0;
     for (int c = 0; c < 240; c++) {
         mz_rng rng = mz_rng_make(7, (uint64_t)c);
-        draw(&net, &rng, c % 3);
+        draw(&net, &rng, c % 4);
         reference_ends(&net);
         mz_flow_work work = run_case(&net, 0, end, moved, true);
         updates += work.solutions - work.fills;
@@ -245,8 +270,8 @@ static void test_one_link(void **state) {
     }
 }
 
-/* The textbook line: one long flow over links of 1 and 2 GB/s, a short one on each. The long flow and
- * the first short one get 0.5; the second short one the rest of its link, 1.5. */
+/* The textbook line: one long flow over links of 1 and 2 GB/s, a short one on each. The long flow
+ * and the first short one get 0.5; the second short one the rest of its link, 1.5. */
 static void test_line(void **state) {
     (void)state;
     static net_case net = {.links = 2, .flows = 3, .capacity = {1e9, 2e9}};
@@ -291,8 +316,7 @@ static void test_refuses_links(void **state) {
     mz_err err;
     mz_flow *flow;
     double capacity[] = {1e9, 0}, latency[] = {0, 0};
-    mz_topology topology = {
-        .links = 2, .link_bytes_per_s = capacity, .link_latency_s = latency};
+    mz_topology topology = {.links = 2, .link_bytes_per_s = capacity, .link_latency_s = latency};
     assert_fails(mz_flow_create(&topology, 0, &flow, &err), MZ_EINPUT, "link 1", &err);
 }
 
