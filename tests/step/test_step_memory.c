@@ -87,6 +87,20 @@ static void test_dense_layer(void **state) {
     tiny_free(&t);
 }
 
+/* A wide dense layer: its activations 2 (2D + D) and, in backward, d(act) 2D and d(gate, up) 4D. */
+static void test_wide_dense_layer(void **state) {
+    const int64_t D = 4096;
+    tiny t;
+    make(&t, 1, "md");
+    t.model.dense_intermediate = D;
+    const int64_t base = resident(DENSE_WEIGHTS + EXPERT_WEIGHTS + 2 * (16384 + 3 * 96 * 64));
+    const mz_step_outcome o = tiny_run(&t, 1);
+    assert_int_equal(o.peak_bytes,
+                     base + TOKENS + SAVED + INPUT + ATTENTION + 6 * D * T + HIDDEN + 6 * D * T);
+    assert_string_equal(o.peak_label, "layer 1 feed-forward gradients");
+    tiny_free(&t);
+}
+
 /* Kept half: the workspace of backward halves; with re-sent x the saved rows go and those of the
  * kept pairs come back, twice the rows on the sender. */
 static void test_quota(void **state) {
@@ -198,69 +212,141 @@ static void test_update_temporaries(void **state) {
     tiny_free(&t);
 }
 
-/* What the budget allows fits, one pair more does not. */
-static void budget_is_exact(const char *layers, bool resend, mz_recompute recompute,
-                            mz_allocator allocator) {
-    const int32_t expert[] = {0, 1, 2, 3}, rank[] = {0, 0, 0, 0};
-    const int64_t count[] = {1000, 1000, 1000, 1000};
-    tiny t;
-    mz_err err;
-    tiny_make(&t, 1, 1, layers);
-    tiny_load(&t, count);
-    for (int b = 0; b < 4; b++)
-        t.tokens[b] = T; /* few tokens, so that pairs decide */
-    t.traits.resend = resend;
-    t.traits.lossy = true;
-    t.options.recompute = recompute;
-    t.options.allocator = allocator;
-    t.cluster.device.memory_bytes = 1e12;
-    const int64_t one[] = {1, 0, 0, 0};
-    tiny_plan(&t, 4, expert, rank, count, one);
-    const int64_t floor_bytes = tiny_run(&t, 1).peak_bytes;
-    t.cluster.device.memory_bytes =
-        (double)floor_bytes + 400e3 + (allocator == MZ_ALLOCATOR_ROUNDED ? 64 << 20 : 0);
-    const int32_t moe = t.model.moe_layers;
-    int64_t kept[8][4], rows[8];
+typedef struct budget_case {
+    const char *layers;
+    int32_t ranks, ep, zero;
+    bool resend;
+    mz_recompute recompute;
+    mz_allocator allocator;
+} budget_case;
+
+/* 1000 pairs to each expert from all sources of a group alike. */
+static void budget_plan(tiny *t, int64_t rows) {
+    const int32_t ep = t->options.ep, each = TINY_EXPERTS / ep;
+    int32_t expert[TINY_EXPERTS], rank[TINY_EXPERTS];
+    int64_t kept[TINY_RANKS * TINY_EXPERTS];
+    for (int32_t e = 0; e < TINY_EXPERTS; e++) {
+        expert[e] = e;
+        rank[e] = e / each;
+        /* a rank's rows spread over its experts and their sources */
+        for (int32_t s = 0; s < ep; s++) {
+            const int64_t cell = (int64_t)s * each + e % each;
+            const int64_t n = rows / (each * ep) + (cell < rows % (each * ep));
+            kept[s * TINY_EXPERTS + e] =
+                n < t->count[s * TINY_EXPERTS + e] ? n : t->count[s * TINY_EXPERTS + e];
+        }
+    }
+    tiny_plan(t, TINY_EXPERTS, expert, rank, t->count, kept);
+}
+
+static void budget_machine(tiny *t, const budget_case *c) {
+    int64_t count[TINY_RANKS * TINY_EXPERTS];
+    tiny_make(t, c->ranks, c->ranks, c->layers);
+    t->options.ep = c->ep;
+    t->options.zero = c->zero;
+    t->options.recompute = c->recompute;
+    t->options.allocator = c->allocator;
+    t->traits.resend = c->resend;
+    t->traits.lossy = true;
+    for (int i = 0; i < c->ep * TINY_EXPERTS; i++)
+        count[i] = 1000 / c->ep;
+    tiny_load(t, count);
+    for (int i = 0; i < 4 * c->ranks; i++)
+        t->tokens[i] = T; /* few tokens, so that pairs decide */
+    t->cluster.device.memory_bytes = 1e12;
+    budget_plan(t, 1);
+    const double rounding = c->allocator == MZ_ALLOCATOR_ROUNDED ? 64 << 20 : 0;
+    const double room = 400e3 / c->ep;
+    t->cluster.device.memory_bytes = (double)tiny_run(t, 1).peak_bytes + room + rounding;
+}
+
+/* Every call keeps what its budget allows, the last one `more` on top. */
+static mz_step_outcome budget_run(tiny *t, int64_t more, int64_t *last) {
+    const int32_t moe = t->model.moe_layers, groups = t->cluster.ranks / t->options.ep;
+    const mz_step_head head = {0, 1, moe, t->tokens};
     mz_step *step;
     mz_step_outcome o;
-    const mz_step_head head = {0, 1, moe, t.tokens};
-    for (int more = 0; more < 2; more++) {
-        assert_ok(
-            mz_step_create(&t.model, &t.cluster, &t.options, "static", &t.traits, &step, &err),
-            &err);
-        assert_ok(mz_step_begin(step, &head, &err), &err);
-        for (int32_t l = 0; l < moe; l++) {
+    mz_err err;
+    assert_ok(
+        mz_step_create(&t->model, &t->cluster, &t->options, "static", &t->traits, &step, &err),
+        &err);
+    assert_ok(mz_step_begin(step, &head, &err), &err);
+    for (int32_t l = 0; l < moe; l++)
+        for (int32_t g = 0; g < groups; g++) {
             mz_budget budget;
-            assert_ok(mz_step_budget(step, 0, 0, l, &t.load, &budget, &err), &err);
-            assert_int_equal(budget.backward_rows, budget.rank_rows[0]);
-            rows[l] = budget.rank_rows[0] + (more && l == moe - 1);
-            assert_true(rows[l] > 0);
-            for (int e = 0; e < 4; e++)
-                kept[l][e] =
-                    (rows[l] > 4000 ? 4000 : rows[l]) / 4 + (rows[l] < 4000 && e < rows[l] % 4);
-            tiny_plan(&t, 4, expert, rank, count, kept[l]);
-            assert_ok(mz_step_add_call(step, 0, 0, l, &t.load, NULL, t.plan, &err), &err);
+            assert_ok(mz_step_budget(step, g, 0, l, &t->load, &budget, &err), &err);
+            assert_int_equal(budget.backward_rows, budget.rank_rows[t->options.ep - 1]);
+            *last = budget.backward_rows;
+            assert_true(*last > 0);
+            budget_plan(t, *last + (l == moe - 1 ? more : 0));
+            assert_ok(mz_step_add_call(step, g, 0, l, &t->load, NULL, t->plan, &err), &err);
         }
-        assert_ok(mz_step_finish(step, &o, &err), &err);
-        if (!more)
-            assert_true(o.fits);
-        else if (allocator == MZ_ALLOCATOR_EXACT && rows[moe - 1] <= 4000)
-            assert_false(o.fits);
-        mz_step_free(&step);
+    assert_ok(mz_step_finish(step, &o, &err), &err);
+    mz_step_free(&step);
+    return o;
+}
+
+/* What the budget allows fits, one pair a rank more does not. */
+static void budget_is_exact(budget_case c) {
+    tiny t;
+    int64_t last;
+    budget_machine(&t, &c);
+    assert_true(budget_run(&t, 0, &last).fits);
+    if (c.allocator == MZ_ALLOCATOR_EXACT) {
+        assert_in_range(last, 2, 4000 / c.ep - 1); /* the last layer was tight */
+        assert_false(budget_run(&t, 1, &last).fits);
     }
-    if (allocator == MZ_ALLOCATOR_EXACT)
-        assert_in_range(rows[moe - 1], 2, 3999); /* the last layer was tight */
     tiny_free(&t);
 }
 
 static void test_budget(void **state) {
-    budget_is_exact("m", false, MZ_RECOMPUTE_NONE, MZ_ALLOCATOR_EXACT);
-    budget_is_exact("mdm", false, MZ_RECOMPUTE_NONE, MZ_ALLOCATOR_EXACT);
-    budget_is_exact("m", true, MZ_RECOMPUTE_NONE, MZ_ALLOCATOR_EXACT);
-    budget_is_exact("mm", false, MZ_RECOMPUTE_SELECTIVE, MZ_ALLOCATOR_EXACT);
-    budget_is_exact("mm", false, MZ_RECOMPUTE_FULL, MZ_ALLOCATOR_EXACT);
-    budget_is_exact("mmd", true, MZ_RECOMPUTE_FULL, MZ_ALLOCATOR_EXACT);
-    budget_is_exact("mdm", false, MZ_RECOMPUTE_NONE, MZ_ALLOCATOR_ROUNDED);
+    const mz_recompute none = MZ_RECOMPUTE_NONE, full = MZ_RECOMPUTE_FULL;
+    const mz_allocator exact = MZ_ALLOCATOR_EXACT;
+    const budget_case cases[] = {
+        {"m", 1, 1, 0, false, none, exact},
+        {"mdm", 1, 1, 0, false, none, exact},
+        {"m", 1, 1, 0, true, none, exact},
+        {"mm", 1, 1, 0, false, MZ_RECOMPUTE_SELECTIVE, exact},
+        {"mm", 1, 1, 0, false, full, exact},
+        {"mmd", 1, 1, 0, true, full, exact},
+        {"mdm", 1, 1, 0, false, none, MZ_ALLOCATOR_ROUNDED},
+        {"dmm", 2, 2, 1, false, none, exact},
+        {"mm", 4, 4, 2, false, none, exact},
+        {"mm", 4, 2, 2, true, none, exact},
+        {"mmm", 4, 2, 3, false, full, exact},
+        {"mm", 4, 4, 3, true, none, exact},
+    };
+    for (int i = 0; i < COUNT_OF(cases); i++)
+        budget_is_exact(cases[i]);
+}
+
+/* All pairs go to rank 0's experts: it keeps them all from forward, so it has less room for
+ * backward; where the policy spreads them over replicas, both ranks keep the mean. */
+static void test_budget_by_rank(void **state) {
+    const int64_t count[] = {16, 16, 0, 0, 16, 16, 0, 0};
+    const mz_step_head head = {0, 1, 1, (int64_t[]){32, 32}};
+    int64_t caps[2][2];
+    for (int replicas = 0; replicas < 2; replicas++) {
+        tiny t;
+        mz_step *step;
+        mz_budget budget;
+        mz_err err;
+        tiny_make(&t, 2, 2, "m");
+        t.traits.slots = 2 + replicas;
+        tiny_load(&t, count);
+        assert_ok(
+            mz_step_create(&t.model, &t.cluster, &t.options, "static", &t.traits, &step, &err),
+            &err);
+        assert_ok(mz_step_begin(step, &head, &err), &err);
+        assert_ok(mz_step_budget(step, 0, 0, 0, &t.load, &budget, &err), &err);
+        memcpy(caps[replicas], budget.rank_rows, sizeof caps[replicas]);
+        assert_int_equal(budget.backward_rows, caps[replicas][0]);
+        mz_step_free(&step);
+    }
+    const int64_t pair = 128 + 64 + 128 + 128, saved = 128 + 128 + 64;
+    assert_in_range(caps[0][1] - caps[0][0], 64 * saved / pair, 64 * saved / pair + 1);
+    assert_int_equal(caps[1][0], caps[1][1]);
+    assert_true(caps[1][0] > caps[0][0] && caps[1][0] < caps[0][1]);
 }
 
 /* Given budgets replace what memory leaves: 4480 B are 10 pairs of dY 128, d(act) 64, d(gate, up)
@@ -314,6 +400,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_one_layer),
         cmocka_unit_test(test_recomputation),
+        cmocka_unit_test(test_wide_dense_layer),
         cmocka_unit_test(test_dense_layer),
         cmocka_unit_test(test_quota),
         cmocka_unit_test(test_zero),
@@ -322,6 +409,7 @@ int main(void) {
         cmocka_unit_test(test_sharded_optimizer),
         cmocka_unit_test(test_update_temporaries),
         cmocka_unit_test(test_budget),
+        cmocka_unit_test(test_budget_by_rank),
         cmocka_unit_test(test_given_budgets),
         cmocka_unit_test(test_overflow),
     };

@@ -171,7 +171,15 @@ static void test_conservation(void **state) {
         assert_int_equal(o.backward_combine_bytes, back * (int64_t)(row_bytes + (lossy ? 4 : 0)));
         if (!lossy)
             assert_int_equal(o.backward_dispatch_bytes, back * (int64_t)row_bytes);
-        assert_true(o.sent_bytes >= o.dispatch_bytes + o.combine_bytes);
+        /* All that was sent: rows, counts (4 B of one expert to each of 3 peers, kept ones too),
+         * and two rings of 3/4 of the weights per rank (a layer is 2 x 16640 B dense, 2 x 34816 B
+         * else). */
+        const int64_t rows = o.dispatch_bytes + o.combine_bytes + o.backward_dispatch_bytes +
+                             o.backward_combine_bytes;
+        const int64_t weights = (int64_t)dense_bytes + 2 * (4 + 3) * 64 * 64 + 2 * 64 * 96;
+        if (t.options.zero < 2)
+            assert_int_equal(o.sent_bytes, rows + 2 * (lossy ? 2 : 1) * 4 * 3 * 4 +
+                                               2 * 3 * (weights - 2 * 3 * 64 * 64 + 4 * 64 * 96));
         tiny_free(&t);
     }
 }
@@ -202,8 +210,7 @@ static void test_moved_and_resent_rows(void **state) {
     tiny_free(&t);
 }
 
-/* ---- moves
- * ------------------------------------------------------------------------------------------ */
+/* ---- moves ---- */
 
 static double with_move(tiny *t, mz_move_phase phase, mz_move_hide hide, int64_t bytes) {
     t->plan->move[0] = (mz_move){MZ_MOVE_WEIGHTS, phase, hide, 0, 0, 1, bytes, 0};
@@ -253,6 +260,40 @@ static void test_hidden_move(void **state) {
     tiny_free(&t);
 }
 
+/* A move between domains while all rows stay inside theirs, so that they meet on no port: products
+ * wait for it, and for nothing else. 4 ranks, an expert each. */
+static void test_awaited_move(void **state) {
+    const int64_t count[] = {16, 16, 0, 0, 16, 16, 0, 0, 0, 0, 16, 16, 0, 0, 16, 16};
+    const double counts = 4 * 2 / outside + 5e-6, rows = 16 * row_bytes / inside + 1e-6;
+    const double move = 300000 / outside + 5e-6, idle = router(16, 1);
+    tiny t;
+    tiny_make(&t, 4, 2, "m");
+    tiny_load(&t, count);
+    tiny_static_plan(&t);
+    t.plan->move[0] = (mz_move){.phase = MZ_MOVE_FORWARD, .src = 0, .dst = 2, .bytes = 300000};
+    const double base = tiny_run(&t, 1).time_s;
+    t.plan->moves = 1;
+    t.plan->move[0].hide = MZ_HIDE_DISPATCH; /* from the router on, behind two counts of 4 B */
+    assert_close(tiny_run(&t, 1).time_s - base, move + 8 / outside - counts - rows);
+    /* From the start of the step on; the counts share the link with it, not its fate. */
+    t.plan->move[0].hide = MZ_HIDE_LAYERS;
+    t.options.network = MZ_NETWORK_FLOW;
+    assert_near(tiny_run(&t, 1).time_s - base, move - counts - rows - idle, 0.1e-6);
+    t.options.network = MZ_NETWORK_PORT;
+    t.plan->move[0].phase = MZ_MOVE_BACKWARD; /* from the end of forward on */
+    assert_close(tiny_run(&t, 1).time_s - base, move - rows);
+    t.plan->move[0].hide = MZ_HIDE_DISPATCH;
+    assert_close(tiny_run(&t, 1).time_s - base, move - rows);
+    t.plan->move[0].hide = MZ_HIDE_PACK;
+    assert_close(tiny_run(&t, 1).time_s - base, move);
+    /* From the products on: the combine and the router's backward run beside it. */
+    t.plan->move[0].phase = MZ_MOVE_REDUCE;
+    assert_close(tiny_run(&t, 1).time_s - base, move - rows - router(16, 2));
+    t.plan->move[0].hide = MZ_HIDE_NOTHING;
+    assert_close(tiny_run(&t, 1).time_s - base, move - rows);
+    tiny_free(&t);
+}
+
 /* State spread over the group: each of 4 ranks sends a quarter of 4000 B to rank 2, its own part
  * stays; both networks and, message by message, the same bytes. */
 static void test_every_rank(void **state) {
@@ -279,8 +320,7 @@ static void test_every_rank(void **state) {
     }
 }
 
-/* ---- rings
- * ------------------------------------------------------------------------------------------ */
+/* ---- rings ---- */
 
 /* Stages 0, 1: one ring in the tail; 2, 3: per layer. Ring of n: (n-1)/n of the buffer, n-1 rounds.
  */
@@ -315,6 +355,8 @@ static void test_ring_over_domains(void **state) {
     const mz_step_outcome o = tiny_run(&t, 1);
     assert_close(o.phase_s[tiny_phase("gradient_reduce")],
                  dense_bytes * 0.75 / 2 / outside + 3 * 5e-6);
+    /* whatever the way, each of 4 ranks sends 3/4 in each ring */
+    assert_int_equal(o.sent_bytes, 4 * o.dispatch_bytes + 4 * 3 * 4 + 2 * 3 * dense_bytes);
     tiny_free(&t);
 }
 
@@ -333,8 +375,7 @@ static void test_expert_groups(void **state) {
     tiny_free(&t);
 }
 
-/* ---- tokens that cross once
- * --------------------------------------------------------------------------- */
+/* ---- tokens that cross once ---- */
 
 /* Ranks 0, 1 in one domain, 2, 3 in another; expert e on rank e. Source 0 has three tokens:
  * (0, 1), (2, 3), (2, 3); the others none. */
@@ -418,8 +459,45 @@ static void test_dispatch_once_per_rank(void **state) {
     }
 }
 
-/* ---- edges
- * -------------------------------------------------------------------------------------------- */
+/* Of 4 pairs to an expert 2 are kept: the 2nd and the 4th. Tokens 0..3 choose (2, 3) each; of
+ * expert 2 and of expert 3 the same pairs stay, so two tokens cross, once each. */
+static void test_kept_tokens_cross_once(void **state) {
+    const int64_t count[] = {0, 0, 4, 4, 0, 0, 0, 0}, kept[] = {0, 0, 2, 2, 0, 0, 0, 0};
+    const int32_t host_expert[] = {0, 1, 2, 3}, host_rank[] = {0, 0, 1, 1};
+    const int64_t token_begin[] = {0, 4, 4}, pair_begin[] = {0, 8, 8};
+    const uint16_t expert[] = {2, 3, 2, 3, 2, 3, 2, 3};
+    const mz_pairs pairs = {.sources = 2,
+                            .top_k = 2,
+                            .tokens = 4,
+                            .pairs = 8,
+                            .token_begin = token_begin,
+                            .pair_begin = pair_begin,
+                            .expert = expert};
+    tiny t;
+    mz_err err;
+    mz_step *step;
+    mz_step_outcome o;
+    for (int resend = 0; resend < 2; resend++) {
+        tiny_make(&t, 2, 2, "m");
+        t.options.dispatch = MZ_DISPATCH_RANK;
+        t.traits.resend = resend;
+        tiny_load(&t, count);
+        tiny_plan(&t, 4, host_expert, host_rank, count, kept);
+        const mz_step_head head = {0, 1, 1, t.tokens};
+        assert_ok(
+            mz_step_create(&t.model, &t.cluster, &t.options, "static", &t.traits, &step, &err),
+            &err);
+        assert_ok(mz_step_begin(step, &head, &err), &err);
+        assert_ok(mz_step_add_call(step, 0, 0, 0, &t.load, &pairs, t.plan, &err), &err);
+        assert_ok(mz_step_finish(step, &o, &err), &err);
+        assert_int_equal(o.dispatch_bytes, 4 * row_bytes);
+        assert_int_equal(o.backward_dispatch_bytes, 2 * (resend ? 2 * row_bytes + 4 : row_bytes));
+        mz_step_free(&step);
+        tiny_free(&t);
+    }
+}
+
+/* ---- edges ---- */
 
 static void test_nothing_to_do(void **state) {
     const int64_t none[16] = {0}, one[16] = {[4] = 2};
@@ -505,12 +583,14 @@ int main(void) {
         cmocka_unit_test(test_moved_and_resent_rows),
         cmocka_unit_test(test_moves),
         cmocka_unit_test(test_hidden_move),
+        cmocka_unit_test(test_awaited_move),
         cmocka_unit_test(test_every_rank),
         cmocka_unit_test(test_zero_stages),
         cmocka_unit_test(test_ring_over_domains),
         cmocka_unit_test(test_expert_groups),
         cmocka_unit_test(test_dispatch_by_rank_and_node),
         cmocka_unit_test(test_dispatch_once_per_rank),
+        cmocka_unit_test(test_kept_tokens_cross_once),
         cmocka_unit_test(test_nothing_to_do),
         cmocka_unit_test(test_same_bytes_twice),
         cmocka_unit_test(test_refusals),
