@@ -433,6 +433,22 @@ static mz_code decide_quotas(lrmoe_state *state, const mz_view *view, mz_limits 
     return MZ_OK;
 }
 
+/* Would backward on forward's own spread go beyond a cap? Shares rounded per source can exceed an
+ * instance's target by less than one row per source. */
+static bool forward_exceeds(lrmoe_state *state, const mz_limits *l, const mz_plan *plan) {
+    int64_t *rows = state->sent;
+    memset(rows, 0, sizeof(int64_t) * (size_t)plan->ranks);
+    for (int32_t e = 0; e < plan->experts; e++) {
+        int64_t slack = plan->begin[e + 1] - plan->begin[e] > 1 ? plan->ranks : 0;
+        for (int32_t i = plan->begin[e]; i < plan->begin[e + 1]; i++)
+            rows[plan->rank[i]] += plan->target[i] + slack;
+    }
+    for (int32_t r = 0; r < plan->ranks; r++)
+        if (rows[r] > l->cap[r])
+            return true;
+    return false;
+}
+
 static mz_code lrmoe_moves(lrmoe_state *state, const mz_view *view, mz_plan *plan, mz_err *err) {
     if (state->o.placement == PLACE_ULTRAEP)
         return mz_plan_replica_moves(plan, &state->moves, state->sent, err);
@@ -453,6 +469,12 @@ static mz_code lrmoe_decide(void *self, const mz_view *view, mz_plan *plan, mz_e
         code = decide_quotas(state, view, &l, plan, err);
     if (code == MZ_OK && (state->o.forward == FORWARD_EXACT || state->o.placement == PLACE_SYMI))
         code = spread(state, load, plan, load->total, NULL, plan->target, &plan->peak_forward, err);
+    if (code == MZ_OK && l.cap && !plan->over_budget && !plan->has_backward &&
+        forward_exceeds(state, &l, plan)) {
+        plan->has_backward = true;
+        snprintf(plan->why, sizeof plan->why,
+                 "every pair stays in backward, spread anew under the ranks' caps");
+    }
     if (code == MZ_OK && plan->has_backward)
         code = spread(state, load, plan, plan->quota, plan->over_budget ? NULL : l.cap,
                       plan->backward, &plan->peak_backward, err);

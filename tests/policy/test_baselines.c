@@ -65,10 +65,10 @@ static void capacity_by_hand(void **unused) {
     assert_int_equal(mz_capacity_rows(&r.traits, load, 1), 11);
     rig_close(&r);
     rig_open(&r, "capacity[cf=1.1]", 2, 4, 0);
-    int64_t ten[] = {20, 20, 20, 20};
+    int64_t even[] = {140, 140, 140, 140};
     load_free(load);
-    load = load_even(2, 4, ten); /* 1.1 times 10 is 11, whatever binary fractions say */
-    assert_int_equal(mz_capacity_rows(&r.traits, load, 0), 11);
+    load = load_even(2, 4, even); /* 1.1 times 70 is 77, whatever binary fractions say */
+    assert_int_equal(mz_capacity_rows(&r.traits, load, 0), 77);
     rig_close(&r);
     load_free(load);
 }
@@ -143,7 +143,7 @@ static void symi_by_hand(void **unused) {
 /* Fresh weights of every slot, S*R*W; gradients: ring over the hosts, then E*W to the shards. */
 static void symi_movement(void **unused) {
     rig r;
-    int64_t before[] = {100, 50, 25, 25};
+    int64_t before[] = {0, 0, 0, 40}; /* counts 1 1 1 5: expert 3 on ranks 1, 2 and 3 */
     mz_load *load = load_even(4, 4, before);
     rig_open(&r, "symi[slots=2]", 4, 4, 0);
     rig_call(&r, load, load, NULL, NULL);
@@ -160,7 +160,7 @@ static void symi_movement(void **unused) {
     }
     assert_int_equal(fresh, 2 * 4 * W);
     assert_int_equal(shards, 4 * W);
-    assert_int_equal(ring, 2 * W); /* expert 0 on two ranks: 2 (m - 1) W in all */
+    assert_int_equal(ring, 4 * W); /* 2 (m - 1) W in all */
     assert_true(r.traits.sharded_optimizer);
     mz_view later = {.micro_batch = 1, .history = load};
     assert_int_equal(r.policy->decide(r.state, &later, r.plan, &r.err), MZ_OK);
@@ -192,12 +192,26 @@ static void ideal_is_balanced(void **unused) {
     load_free(load);
 }
 
+/* Rank 3 evens out with rank 2 of its own domain, though rank 0 comes first in id order. */
+static void ideal_stays_in_domains(void **unused) {
+    rig r;
+    int64_t total[] = {700, 400, 100, 700, 100, 400};
+    mz_load *load = load_even(6, 6, total);
+    rig_open(&r, "ideal", 6, 6, 2);
+    rig_call(&r, load, NULL, NULL, NULL);
+    assert_int_equal(r.plan->begin[6], 8);
+    assert_int_equal(r.plan->rank[1], 4);
+    assert_int_equal(r.plan->rank[r.plan->begin[3] + 1], 2);
+    rig_close(&r);
+    load_free(load);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(static_rows),        cmocka_unit_test(capacity_by_hand),
         cmocka_unit_test(symi_count_vectors), cmocka_unit_test(symi_traffic_example),
         cmocka_unit_test(symi_by_hand),       cmocka_unit_test(symi_movement),
-        cmocka_unit_test(ideal_is_balanced),
+        cmocka_unit_test(ideal_is_balanced),  cmocka_unit_test(ideal_stays_in_domains),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

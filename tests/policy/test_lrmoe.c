@@ -221,6 +221,46 @@ static void drawn_selections(void **unused) {
     pairs_free(&p);
 }
 
+/* Four pairs of one token with sqrt(s) = 1, 1, 1, 1/2 and one to keep: keys v/u, so the last one
+ * wins with probability integral of (1 - u/c)^3 over [0, c] = c/4 = 1/8. */
+static void sampling_probabilities(void **unused) {
+    int64_t begin[] = {0, 1}, pair_begin[] = {0, 4};
+    uint16_t expert[4] = {0};
+    float weight[] = {1, 1, 1, 0.5f};
+    mz_pairs pairs = {.sources = 1,
+                      .top_k = 4,
+                      .tokens = 1,
+                      .pairs = 4,
+                      .token_begin = begin,
+                      .pair_begin = pair_begin,
+                      .expert = expert,
+                      .weight = weight};
+    int64_t four[] = {4};
+    mz_load *load = load_even(1, 1, four);
+    mz_arena arena = {0};
+    mz_err err;
+    mz_select *x;
+    mz_plan *plan;
+    mz_policy_env env = {.ranks = 1, .experts = 1, .layers = 1, .seed = 4};
+    assert_int_equal(mz_plan_create(1, 1, 1, &plan, &err), MZ_OK);
+    assert_int_equal(mz_select_create(&arena, &env, MZ_SCORE_SAMPLE, false, false, &x, &err),
+                     MZ_OK);
+    plan->has_backward = true;
+    plan->quota[0] = plan->kept[0] = 1;
+    enum { CALLS = 20000 };
+    int64_t wins = 0;
+    for (int64_t step = 0; step < CALLS; step++) {
+        uint8_t keep[4];
+        mz_call call = {.step = step, .load = load, .pairs = &pairs};
+        assert_int_equal(mz_select_run(x, &call, plan, keep, &err), MZ_OK);
+        wins += keep[3];
+    }
+    assert_true(fabs((double)wins / CALLS - 0.125) < 0.01); /* 4 standard deviations */
+    mz_plan_free(&plan);
+    mz_arena_free(&arena);
+    load_free(load);
+}
+
 static void pairs_must_match_counts(void **unused) {
     pair_set p = pairs_new(2, 4, 50, false, false, 12);
     mz_arena arena = {0};
@@ -343,6 +383,22 @@ static void per_rank_caps(void **unused) {
     rig_open(&r, "lrmoe[placement=static]", 2, 2, 0);
     rig_call(&r, load, NULL, &budget, NULL);
     assert_memory_equal(r.plan->quota, ((int64_t[]){4, 4}), 2 * sizeof(int64_t)); /* one level C */
+    rig_close(&r);
+    load_free(load);
+}
+
+/* Caps of unequal ranks hold for the spread rows as well, not only for the quotas. */
+static void unequal_caps_hold(void **unused) {
+    rig r;
+    int64_t total[] = {4000, 100, 100, 100}, caps[] = {3000, 600, 120, 900};
+    mz_load *load = load_even(4, 4, total);
+    mz_budget budget = {.backward_rows = -1, .backward_send_rows = -1, .rank_rows = caps};
+    rig_open(&r, "lrmoe", 4, 4, 0);
+    rig_call(&r, load, NULL, &budget, NULL);
+    assert_true(r.plan->has_backward);
+    assert_false(r.plan->over_budget);
+    for (int32_t g = 0; g < 4; g++)
+        assert_true(rank_rows(r.plan, r.plan->backward, g) <= caps[g]);
     rig_close(&r);
     load_free(load);
 }
@@ -604,11 +660,13 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(selection_equals_a_full_sort),
         cmocka_unit_test(drawn_selections),
+        cmocka_unit_test(sampling_probabilities),
         cmocka_unit_test(pairs_must_match_counts),
         cmocka_unit_test(plain_path),
         cmocka_unit_test(full_backward_until_start),
         cmocka_unit_test(waterfill_by_hand),
         cmocka_unit_test(per_rank_caps),
+        cmocka_unit_test(unequal_caps_hold),
         cmocka_unit_test(over_budget_is_said),
         cmocka_unit_test(budgets_in_bytes),
         cmocka_unit_test(value_rule_is_optimal),

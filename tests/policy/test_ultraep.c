@@ -76,6 +76,22 @@ static void probes_find_the_lowest_level(void **unused) {
     load_free(load);
 }
 
+/* Two experts of 5 rows on rank 0, none on rank 1. A main that must keep a row gives 4, so no level
+ * below 6 works in the fast path; one that may be empty gives 5. */
+static void mains_may_be_emptied(void **unused) {
+    int64_t total[] = {5, 5, 0, 0};
+    mz_load *load = load_even(2, 4, total);
+    for (int empty = 0; empty < 2; empty++) {
+        rig r;
+        rig_open(&r, empty ? "ultraep[eps=0,zero_main=yes]" : "ultraep[eps=0]", 2, 4, 0);
+        rig_call(&r, load, NULL, NULL, NULL);
+        assert_int_equal(r.plan->begin[4], 5);
+        assert_int_equal(r.plan->target[1], 4 + empty);
+        rig_close(&r);
+    }
+    load_free(load);
+}
+
 static void domains_are_solved_alone(void **unused) {
     rig r;
     int64_t total[] = {4000, 0, 0, 0};
@@ -233,6 +249,7 @@ int main(void) {
         cmocka_unit_test(one_receiver),
         cmocka_unit_test(probes_find_the_lowest_level),
         cmocka_unit_test(domains_are_solved_alone),
+        cmocka_unit_test(mains_may_be_emptied),
         cmocka_unit_test(movement),
         cmocka_unit_test(readme_figures),
     };
