@@ -13,6 +13,7 @@
 
 static void mark(mz_flow *flow, int32_t l) {
     link_state *link = &flow->link[l];
+    flow->load[l].limit = INFINITY; /* once is enough */
     if (link->own > 0) {
         flow->is_dirty[l] = true;
         flow->lowest = link->rank < flow->lowest ? link->rank : flow->lowest;
@@ -24,7 +25,7 @@ static void mark(mz_flow *flow, int32_t l) {
 
 static inline void add_load(mz_flow *flow, int32_t l, double rate) {
     flow->load[l].fixed += rate;
-    if (flow->load[l].fixed > flow->load[l].limit && !flow->is_dirty[l]) {
+    if (flow->load[l].fixed > flow->load[l].limit) {
         mark(flow, l);
     }
 }
@@ -216,7 +217,6 @@ static void set_level(mz_flow *flow, int32_t l, double level) {
     link->level = level;
     flow->work.levels++;
     link_load *load = flow->load;
-    const bool *is_dirty = flow->is_dirty;
     for (int32_t c = link->pairs; c != SHARE_NONE;) {
         const chunk *part = &flow->pool[c];
         c = part->next;
@@ -226,7 +226,7 @@ static void set_level(mz_flow *flow, int32_t l, double level) {
         for (const pair_entry *pair = part->entry; pair < part->entry + part->used; pair++) {
             link_load *other = &load[pair->a];
             other->fixed += pair->b * change;
-            if (other->fixed > other->limit && !is_dirty[pair->a]) {
+            if (other->fixed > other->limit) {
                 mark(flow, pair->a);
             }
         }
@@ -236,6 +236,7 @@ static void set_level(mz_flow *flow, int32_t l, double level) {
 static void process(mz_flow *flow, int32_t l) {
     int32_t rank = flow->link[l].rank;
     flow->is_dirty[l] = false;
+    flow->load[l].limit = -INFINITY;
     sink(flow, l);
     rise(flow, l);
     if (flow->link[l].own == 0) {
@@ -249,8 +250,13 @@ static void process(mz_flow *flow, int32_t l) {
 
 /* A link that carried less than its capacity is overloaded now: it takes flows from the fastest. */
 static void process_overload(mz_flow *flow, int32_t l) {
-    flow->link[l].queued = false;
-    if (flow->link[l].own == 0 && flow->load[l].fixed > flow->load[l].limit) {
+    link_state *link = &flow->link[l];
+    link->queued = false;
+    if (link->own > 0) {
+        return; /* it got flows of its own meanwhile and is dirty for that */
+    }
+    flow->load[l].limit = link->capacity * (1 + SHARE_TOLERANCE);
+    if (flow->load[l].fixed > flow->load[l].limit) {
         activate(flow, l, 0);
         process(flow, l);
     }

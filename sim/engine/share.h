@@ -51,7 +51,8 @@ typedef struct flow_slot {
 /* What the scattering of a new level touches of a link. */
 typedef struct link_load {
     double fixed;
-    double limit; /* fixed beyond this makes the link dirty: -infinity while it has a level */
+    double limit; /* beyond this the link is looked at: infinity when it already waits for that,
+                   * -infinity when it has a level, else its capacity */
 } link_load;
 
 typedef struct link_state {
