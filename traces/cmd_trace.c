@@ -8,6 +8,7 @@
 #include "traces/cut.h"
 #include "traces/importer.h"
 #include "traces/info.h"
+#include "traces/npy.h"
 #include "traces/schema.h"
 #include "traces/synth.h"
 
@@ -289,12 +290,17 @@ static mz_code choose_importer(const import_args *args, const char *path, const 
             *found = mz_importers[i];
         }
     }
-    if (!*found)
-        return mz_fail(err, MZ_EINPUT,
-                       "%s: not in a format that is known; 'mizan trace import --list' describes "
-                       "the formats",
-                       path);
-    return MZ_OK;
+    if (*found)
+        return MZ_OK;
+    /* A .npy file that cannot be read at all has a better reason than an unknown format. */
+    mz_npy_shape shape;
+    if (size >= 6 && memcmp(head, "\x93NUMPY", 6) == 0 &&
+        mz_npy_parse(path, head, size, &shape, err))
+        return MZ_EINPUT;
+    return mz_fail(err, MZ_EINPUT,
+                   "%s: not in a format that is known; 'mizan trace import --list' describes "
+                   "the formats",
+                   path);
 }
 
 static void unset_to_minus_one(int64_t *value) {

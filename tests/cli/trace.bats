@@ -152,7 +152,8 @@ np.save('ids.npy', np.zeros((4, 3, 2), np.int16))"
     fails 2 "pass --top-k" "$mizan" trace import -q table_iter1_rank0.log -o t.h5
     fails 2 "not in a format that is known" "$mizan" trace import -q text -o t.h5
     fails 2 "ascontiguousarray" "$mizan" trace import -q --format npy-ids --force --experts 4 f.npy -o t.h5
-    fails 2 "big-endian" "$mizan" trace import -q --format npy-ids --force --experts 4 b.npy -o t.h5
+    fails 2 "ascontiguousarray" "$mizan" trace import -q --experts 4 f.npy -o t.h5
+    fails 2 "big-endian" "$mizan" trace import -q --experts 4 b.npy -o t.h5
     fails 2 "stands twice in one token" "$mizan" trace import -q --experts 4 ids.npy -o t.h5
     fails 2 "does not look like format laer-csv" "$mizan" trace import -q --format laer-csv ids.npy -o t.h5
     fails 2 "did you mean 'npy-ids'?" "$mizan" trace import -q --format npy-id ids.npy -o t.h5

@@ -366,6 +366,7 @@ static void ids_refused(void **state) {
         {"first_row,num_tokens\n0\n", "line 2: the header has 2 columns"},
         {"first_row,num_tokens\nx,3\n", "line 2: first_row is 'x'"},
         {"first_row,other\n0,6\n", "no column named num_tokens"},
+        {"row,num_tokens\n0,6\n", "no column named first_row (with num_tokens) or token_begin"},
     };
     for (int i = 0; i < COUNT_OF(tables); i++) {
         put_ids(f, tables[i][0]);

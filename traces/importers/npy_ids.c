@@ -107,6 +107,11 @@ static mz_code open_sequences(ids_import *in, const mz_import_options *options, 
     if (code)
         return code;
     bool rows = mz_csv_column(&in->csv, "first_row") >= 0;
+    if (!rows && mz_csv_column(&in->csv, "token_begin") < 0)
+        return mz_fail(err, MZ_EINPUT,
+                       "%s: line 1: no column named first_row (with num_tokens) or token_begin "
+                       "(with tokens)",
+                       options->sequences);
     code = mz_csv_need(&in->csv, rows ? "first_row" : "token_begin", &in->first_column, err);
     if (!code)
         code = mz_csv_need(&in->csv, rows ? "num_tokens" : "tokens", &in->tokens_column, err);
