@@ -1,7 +1,7 @@
 /* Planning time of every policy: decide (hosts, quotas, totals per host) and route (the sparse
  * expansion to sources), per layer call, on one core.
  *
- *   bench_planners            table on stdout
+ *   bench_planners [POLICY]   table on stdout, or only the rows of texts that hold POLICY
  *
  * Times are CPU time of the thread, so that other work on the machine does not count; reading that
  * clock takes some 0.2 us itself.
@@ -96,7 +96,8 @@ static mz_code measure(subject *x, const mz_load *load, const mz_pairs *pairs, d
     return mz_plan_check(x->plan, load, &x->traits, err);
 }
 
-static mz_code bench_size(int32_t ranks, int32_t experts, int32_t domain_size, mz_err *err) {
+static mz_code bench_size(int32_t ranks, int32_t experts, int32_t domain_size, const char *only,
+                          mz_err *err) {
     static const char *const texts[] = {"static",
                                         "capacity",
                                         "symi",
@@ -125,6 +126,8 @@ static mz_code bench_size(int32_t ranks, int32_t experts, int32_t domain_size, m
     for (size_t i = 0; code == MZ_OK && i < sizeof texts / sizeof *texts; i++) {
         subject x;
         double decide, route;
+        if (!strstr(texts[i], only))
+            continue;
         code = open_subject(&x, texts[i], &env, err);
         if (code == MZ_OK)
             code = measure(&x, &load, NULL, &decide, &route, err);
@@ -196,19 +199,21 @@ static mz_code bench_selection(const char *text, mz_err *err) {
     return code;
 }
 
-int main(void) {
+int main(int argc, char **argv) {
+    const char *only = argc > 1 ? argv[1] : "";
     mz_err err = {0};
     printf("%-28s %6s %8s %12s %12s\n", "policy", "ranks", "experts", "decide us", "route us");
-    mz_code code = bench_size(8, 64, 8, &err);
+    mz_code code = bench_size(8, 64, 8, only, &err);
     if (code == MZ_OK)
-        code = bench_size(64, 256, 64, &err);
+        code = bench_size(64, 256, 64, only, &err);
     if (code == MZ_OK)
-        code = bench_size(1024, 384, 1024, &err);
+        code = bench_size(1024, 384, 1024, only, &err);
     static const char *const selections[] = {"lrmoe[keep=0.5]", "lrmoe[keep=0.5,quota=ratio]",
                                              "lrmoe[keep=0.5,quota=ratio,scope=global]",
                                              "lrmoe[keep=0.5,quota=ratio,score=sample]"};
     for (int i = 0; code == MZ_OK && i < 4; i++)
-        code = bench_selection(selections[i], &err);
+        if (strstr(selections[i], only))
+            code = bench_selection(selections[i], &err);
     if (code != MZ_OK)
         fprintf(stderr, "bench_planners: %s\n", err.msg);
     return mz_exit_code(code);

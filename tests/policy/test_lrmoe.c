@@ -458,6 +458,26 @@ static void budgets_in_bytes(void **unused) {
     load_free(load);
 }
 
+/* One source holds everything: its sends are limited, though every host could take more. */
+static void send_budget_holds(void **unused) {
+    rig r;
+    mz_load *load = load_new(2, 2);
+    load->count[0] = 1000;
+    load->count[1] = 300;
+    mz_load_sum(load);
+    const char *texts[] = {"lrmoe", "lrmoe[quota=ratio]", "lrmoe[placement=static]",
+                           "lrmoe[network=12800]"};
+    for (int i = 0; i < 4; i++) {
+        mz_budget budget = {.backward_rows = -1, .backward_send_rows = i < 3 ? 100 : -1};
+        rig_open(&r, texts[i], 2, 2, 0);
+        rig_call(&r, load, NULL, &budget, NULL);
+        assert_true(r.plan->has_backward);
+        assert_true(rank_rows(r.plan, r.plan->backward, 1) <= 100);
+        rig_close(&r);
+    }
+    load_free(load);
+}
+
 /* ---- optimal quotas against brute force
  * ------------------------------------------------------------*/
 
@@ -669,6 +689,7 @@ int main(void) {
         cmocka_unit_test(unequal_caps_hold),
         cmocka_unit_test(over_budget_is_said),
         cmocka_unit_test(budgets_in_bytes),
+        cmocka_unit_test(send_budget_holds),
         cmocka_unit_test(value_rule_is_optimal),
         cmocka_unit_test(value_rule_follows_scores),
         cmocka_unit_test(joint_rule_trades),
