@@ -124,6 +124,16 @@ static void test_quota(void **state) {
     tiny_free(&t);
 }
 
+/* The router's gradient of dropped pairs needs the combined rows until backward. */
+static void test_router_gradient_kept(void **state) {
+    tiny t;
+    make(&t, 1, "m");
+    const int64_t without = tiny_run(&t, 1).peak_bytes;
+    t.traits.router_gradient_kept = true;
+    assert_int_equal(tiny_run(&t, 1).peak_bytes, without + ROW);
+    tiny_free(&t);
+}
+
 /* Shares of ZeRO over 4 ranks, experts over 2 groups of 2; the communicators are three. */
 static void test_zero(void **state) {
     for (int32_t zero = 0; zero < 4; zero++) {
@@ -311,6 +321,7 @@ static void test_budget(void **state) {
         {"mmd", 1, 1, 0, true, full, exact},
         {"mdm", 1, 1, 0, false, none, MZ_ALLOCATOR_ROUNDED},
         {"dmm", 2, 2, 1, false, none, exact},
+        {"mm", 4, 2, 1, false, none, exact},
         {"mm", 4, 4, 2, false, none, exact},
         {"mm", 4, 2, 2, true, none, exact},
         {"mmm", 4, 2, 3, false, full, exact},
@@ -403,6 +414,7 @@ int main(void) {
         cmocka_unit_test(test_wide_dense_layer),
         cmocka_unit_test(test_dense_layer),
         cmocka_unit_test(test_quota),
+        cmocka_unit_test(test_router_gradient_kept),
         cmocka_unit_test(test_zero),
         cmocka_unit_test(test_gathered_weights),
         cmocka_unit_test(test_replicas),

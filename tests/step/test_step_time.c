@@ -36,7 +36,12 @@ static void test_critical_path(void **state) {
     tiny_make(&t, 2, 2, "m");
     tiny_load(&t, even);
     tiny_static_plan(&t);
-    const mz_step_outcome o = tiny_run(&t, 1);
+    mz_step *step;
+    mz_step_outcome o;
+    tiny_step(&t, 1, &step, &o);
+    assert_close(o.rank_busy_s[1],
+                 router(32, 3) + 32.0 * 64 / memory + experts_forward(64) + experts_backward(64));
+    mz_step_free(&step);
     const double counts = 4 * 2 / inside + 1e-6, rows = 32 * row_bytes / inside + 1e-6;
     const double tail = 2 * (dense_bytes / 2 / inside + 1e-6);
     const double moe = router(32, 1) + counts + rows + experts_forward(64) + rows;
@@ -184,6 +189,58 @@ static void test_conservation(void **state) {
     }
 }
 
+/* What rides with the rows of a lossy plan: ||h||^2 with combine, scores to the expert's rank, and
+ * the router's gradient unless the outputs stayed. */
+static void test_scores_on_the_wire(void **state) {
+    const int32_t expert[] = {0, 1, 2, 3}, rank[] = {0, 0, 1, 1};
+    const int64_t half[] = {8, 8, 8, 8, 8, 8, 8, 8};
+    tiny t;
+    tiny_make(&t, 2, 2, "m");
+    tiny_load(&t, even);
+    tiny_plan(&t, 4, expert, rank, even, half);
+    const mz_step_outcome plain = tiny_run(&t, 1);
+    t.traits.score_combine_bytes = 4;
+    t.traits.score_home_bytes = 4;
+    mz_step_outcome o = tiny_run(&t, 1);
+    assert_int_equal(o.combine_bytes - plain.combine_bytes, 4 * 64);
+    assert_int_equal(o.sent_bytes - plain.sent_bytes, 2 * 4 * 64);
+    assert_close(o.time_s - plain.time_s, 4 * 32 / inside + (4 * 32 / inside + 1e-6));
+    assert_int_equal(plain.backward_combine_bytes, 32 * (row_bytes + 4));
+    t.traits.router_gradient_kept = true;
+    o = tiny_run(&t, 1);
+    assert_int_equal(o.backward_combine_bytes, 32 * row_bytes);
+    /* a lossless plan has none of it */
+    tiny_static_plan(&t);
+    o = tiny_run(&t, 1);
+    assert_int_equal(o.combine_bytes, 64 * row_bytes);
+    assert_int_equal(o.backward_combine_bytes, 64 * row_bytes);
+    tiny_free(&t);
+}
+
+/* Free replicas: the products are those of the rank's own number of experts with even rows. Two SMs
+ * run two tiles in one wave and four in two. */
+static void test_free_replicas(void **state) {
+    const int32_t expert[] = {0, 0, 1, 1, 2, 2, 3, 3}, rank[] = {0, 1, 0, 1, 0, 1, 0, 1};
+    int64_t pairs[16];
+    for (int i = 0; i < 16; i++)
+        pairs[i] = 8;
+    tiny t;
+    tiny_make(&t, 2, 2, "m");
+    t.options.effects.tiles = true;
+    t.cluster.device.sms = 2;
+    tiny_load(&t, even);
+    tiny_static_plan(&t);
+    const int phase = tiny_phase("experts"), back = tiny_phase("backward_experts");
+    const mz_step_outcome mains = tiny_run(&t, 1);
+    tiny_plan(&t, 8, expert, rank, pairs, NULL);
+    assert_true(tiny_run(&t, 1).phase_s[phase] > 1.5 * mains.phase_s[phase]);
+    t.traits.free_replicas = true;
+    const mz_step_outcome o = tiny_run(&t, 1);
+    assert_close(o.phase_s[phase], mains.phase_s[phase]);
+    assert_close(o.phase_s[back], mains.phase_s[back]);
+    tiny_free(&t);
+}
+
 /* Rows that a kept pair cannot find where it is computed: with saved activations only those that
  * moved, with re-sent ones all. */
 static void test_moved_and_resent_rows(void **state) {
@@ -291,6 +348,34 @@ static void test_awaited_move(void **state) {
     assert_close(tiny_run(&t, 1).time_s - base, move - rows - router(16, 2));
     t.plan->move[0].hide = MZ_HIDE_NOTHING;
     assert_close(tiny_run(&t, 1).time_s - base, move - rows);
+    tiny_free(&t);
+}
+
+/* On queues of their own, too, the optimizer waits for replica gradients and for scattered ones. */
+static void test_optimizer_waits(void **state) {
+    const int optimizer = tiny_phase("optimizer"), reduce = tiny_phase("gradient_reduce");
+    tiny t;
+    tiny_make(&t, 4, 2, "m");
+    t.options.effects.other_work = true;
+    t.options.effects.fifo = false;
+    tiny_load(&t, even);
+    tiny_static_plan(&t);
+    t.plan->move[0] = (mz_move){.kind = MZ_MOVE_GRADIENTS,
+                                .phase = MZ_MOVE_REDUCE,
+                                .hide = MZ_HIDE_LAYERS,
+                                .src = 0,
+                                .dst = 2,
+                                .bytes = 2000000};
+    t.plan->moves = 1;
+    t.options.zero = 2;
+    mz_step_outcome o = tiny_run(&t, 1);
+    assert_true(o.time_s > 2000000 / outside + o.phase_s[optimizer]);
+    t.plan->moves = 0;
+    for (int r = 0; r < 4; r++)
+        t.outside[r] = 1e7;
+    o = tiny_run(&t, 1);
+    assert_true(o.time_s > o.phase_s[reduce] + o.phase_s[optimizer] +
+                               o.phase_s[tiny_phase("parameter_gather")]);
     tiny_free(&t);
 }
 
@@ -583,6 +668,9 @@ int main(void) {
         cmocka_unit_test(test_moved_and_resent_rows),
         cmocka_unit_test(test_moves),
         cmocka_unit_test(test_hidden_move),
+        cmocka_unit_test(test_scores_on_the_wire),
+        cmocka_unit_test(test_free_replicas),
+        cmocka_unit_test(test_optimizer_waits),
         cmocka_unit_test(test_awaited_move),
         cmocka_unit_test(test_every_rank),
         cmocka_unit_test(test_zero_stages),
