@@ -15,10 +15,11 @@
 
 enum { DIGIT_BITS = 6, DIGITS = 1 << DIGIT_BITS, LEVELS = 11, NONE = -1 };
 
+/* What dealing out reads and writes, four to a cache line; the subjects lie apart. */
 typedef struct node {
     double time;
-    uint32_t kind, subject;
     int32_t next;
+    uint32_t kind;
 } node;
 
 typedef struct bucket {
@@ -35,6 +36,7 @@ struct mz_evq {
     double next;     /* time of the next event, where known */
     bool next_known; /* only then a push has to keep it up */
     node *pool;
+    uint32_t *subject;           /* [capacity] */
     uint64_t digit_mask[LEVELS]; /* digits of each level that hold events */
     bucket buckets[LEVELS][DIGITS];
 };
@@ -52,13 +54,14 @@ mz_code mz_evq_create(int64_t capacity, mz_evq **queue, mz_err *err) {
                        (long long)capacity, INT32_MAX);
     }
     mz_evq *made = calloc(1, sizeof *made);
-    node *pool = malloc((size_t)capacity * sizeof *pool);
-    if (made == NULL || pool == NULL) {
-        free(made);
-        free(pool);
+    if (made != NULL) {
+        made->pool = malloc((size_t)capacity * sizeof *made->pool);
+        made->subject = malloc((size_t)capacity * sizeof *made->subject);
+    }
+    if (made == NULL || made->pool == NULL || made->subject == NULL) {
+        mz_evq_free(&made);
         return mz_fail_nomem(err, "pending events");
     }
-    made->pool = pool;
     made->capacity = capacity;
     mz_evq_clear(made);
     *queue = made;
@@ -68,6 +71,7 @@ mz_code mz_evq_create(int64_t capacity, mz_evq **queue, mz_err *err) {
 void mz_evq_free(mz_evq **queue) {
     if (*queue != NULL) {
         free((*queue)->pool);
+        free((*queue)->subject);
         free(*queue);
         *queue = NULL;
     }
@@ -129,7 +133,7 @@ bool mz_evq_push(mz_evq *queue, mz_event event) {
     node *made = &queue->pool[index];
     made->time = event.time;
     made->kind = event.kind;
-    made->subject = event.subject;
+    queue->subject[index] = event.subject;
     queue->pending++;
     if (event.time < queue->next) {
         queue->next = event.time;
@@ -190,7 +194,7 @@ bool mz_evq_pop(mz_evq *queue, mz_event *event) {
     }
     event->time = pool[index].time;
     event->kind = pool[index].kind;
-    event->subject = pool[index].subject;
+    event->subject = queue->subject[index];
     pool[index].next = queue->free;
     queue->free = index;
     queue->pending--;

@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <time.h>
 
-enum { INCREMENTS = 1 << 12 };
+enum { INCREMENTS = 1 << 12 }; /* indexed by the upper 12 bits of hold.next */
 
 typedef struct hold {
     mz_evq *queue;
@@ -25,7 +25,8 @@ typedef void handler(hold *hold, const mz_event *event);
 
 static void successor(hold *state, const mz_event *event) {
     state->digest = state->digest * 31 + event->subject;
-    double step = state->increment[state->next++ & (INCREMENTS - 1)];
+    state->next = state->next * 1664525 + 1013904223; /* no period that the queue could see */
+    double step = state->increment[state->next >> 20];
     mz_evq_push(state->queue, (mz_event){event->time + step, event->kind, event->subject});
 }
 
