@@ -23,6 +23,7 @@ struct mz_server {
     uint8_t *slots;
     pid_t pid; /* 0 once it has been waited for */
     int fd;
+    int patience_ms;
     mz_wire_reply reply;
     char death[96]; /* why there is no child any more */
 };
@@ -52,7 +53,8 @@ static mz_code dead(mz_server *server, mz_err *err) {
 }
 
 static mz_code hung(mz_server *server, mz_err *err) {
-    snprintf(server->death, sizeof server->death, "no answer for %d s", PATIENCE_MS / 1000);
+    snprintf(server->death, sizeof server->death, "no answer for %g s",
+             server->patience_ms / 1000.0);
     kill(server->pid, SIGKILL);
     return dead(server, err);
 }
@@ -75,7 +77,7 @@ static mz_code await_reply(mz_server *server, mz_err *err) {
         if (server->pid == 0)
             return dead(server, err);
         struct pollfd poll_fd = {.fd = server->fd, .events = POLLIN};
-        int ready = poll(&poll_fd, 1, PATIENCE_MS);
+        int ready = poll(&poll_fd, 1, server->patience_ms);
         if (ready < 0 && errno == EINTR)
             continue;
         if (ready == 0)
@@ -153,6 +155,7 @@ mz_code mz_server_start(const char *path, mz_server **out, mz_err *err) {
     if (!server)
         return mz_fail_nomem(err, "a trace reader");
     server->fd = -1;
+    server->patience_ms = PATIENCE_MS;
     server->path = strdup(path);
     server->slots = mmap(NULL, MZ_COLUMNS * mz_wire_slot_size(), PROT_READ | PROT_WRITE,
                          MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -233,4 +236,8 @@ const uint8_t *mz_server_slot(const mz_server *server, mz_column_id id) {
 
 pid_t mz_server_pid(const mz_server *server) {
     return server->pid;
+}
+
+void mz_server_set_patience(mz_server *server, int milliseconds) {
+    server->patience_ms = milliseconds;
 }

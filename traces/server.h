@@ -65,6 +65,9 @@ mz_code mz_server_request(mz_server *server, mz_column_id id, int64_t row, mz_er
 mz_code mz_server_wait(mz_server *server, mz_chunk_reply *reply, mz_err *err);
 const uint8_t *mz_server_slot(const mz_server *server, mz_column_id id);
 
-pid_t mz_server_pid(const mz_server *server);
+pid_t mz_server_pid(const mz_server *server); /* 0 when it has ended */
+
+/* How long a request may take before the child counts as hung; a minute unless set. */
+void mz_server_set_patience(mz_server *server, int milliseconds);
 
 #endif

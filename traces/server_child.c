@@ -8,6 +8,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+enum { SWMR_ATTEMPTS = 24 };
+
 typedef struct child {
     int fd;
     uint8_t *slots;
@@ -39,10 +41,15 @@ static void open_file(child *c, const char *path, mz_wire_reply *reply) {
     /* A recorder that still runs, or was killed, leaves the mark of a single writer. */
     c->file = H5Fopen(path, H5F_ACC_RDONLY, H5P_DEFAULT);
     if (c->file < 0) {
-        c->file = H5Fopen(path, H5F_ACC_RDONLY | H5F_ACC_SWMR_READ, H5P_DEFAULT);
-        if (c->file < 0)
-            fail(reply, "HDF5 cannot open this file: it is damaged or cut short");
+        /* A torn read is tried again, each time after twice the pause, from 1 ns on: the library's
+         * own 100 attempts would take ages over a damaged file. */
+        hid_t access = H5Pcreate(H5P_FILE_ACCESS);
+        H5Pset_metadata_read_attempts(access, SWMR_ATTEMPTS);
+        c->file = H5Fopen(path, H5F_ACC_RDONLY | H5F_ACC_SWMR_READ, access);
+        H5Pclose(access);
     }
+    if (c->file < 0)
+        fail(reply, "HDF5 cannot open this file: it is damaged or cut short");
 }
 
 static bool is_hard_link(child *c, const char *path) {
@@ -63,13 +70,19 @@ static hid_t open_object(child *c, const char *group, const char *name) {
     return *name && !is_hard_link(c, path) ? -1 : H5Oopen(c->file, path, H5P_DEFAULT);
 }
 
+/* Longer texts are cut; what is cut is longer than any fact may be, so the reader refuses it. */
+static void keep_text(mz_attr *out, const char *text) {
+    size_t n = strnlen(text, sizeof out->text - 1);
+    memcpy(out->text, text, n);
+    out->text[n] = 0;
+    out->kind = MZ_ATTR_TEXT;
+}
+
 static void read_text(hid_t attr, hid_t type, mz_attr *out) {
     if (H5Tis_variable_str(type) > 0) {
         char *text = NULL;
-        if (H5Aread(attr, type, &text) >= 0 && text) {
-            snprintf(out->text, sizeof out->text, "%s", text);
-            out->kind = MZ_ATTR_TEXT;
-        }
+        if (H5Aread(attr, type, &text) >= 0 && text)
+            keep_text(out, text);
         H5free_memory(text);
         return;
     }
@@ -80,8 +93,7 @@ static void read_text(hid_t attr, hid_t type, mz_attr *out) {
     if (H5Tget_strpad(type) == H5T_STR_SPACEPAD)
         while (size > 0 && text[size - 1] == ' ')
             text[--size] = 0;
-    snprintf(out->text, sizeof out->text, "%s", text);
-    out->kind = MZ_ATTR_TEXT;
+    keep_text(out, text);
 }
 
 /* h5py stores a Python bool as an enumeration of bytes. */

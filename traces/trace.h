@@ -5,20 +5,20 @@
  *   /                 attributes format "mizan-trace", format_version 1, producer, source, licence
  *   /model, /run      attributes: the facts of mz_trace_facts
  *   /calls/{step,micro_batch,layer,rank,token_begin,tokens,pairs}   one row per call, sorted and
- *                     unique by (step, micro_batch, layer, rank). First row and first pair of a call
- *                     are the running sums of `tokens` and `pairs`.
- *   /pairs/{expert,weight,hidden_norm2}            kind "pairs": per pair, calls one after another
- *   /rows/{pairs,grad_norm2,input_norm2}           per (call, token); `pairs` only when top_k is 0
- *   /counts           [calls][E], kind "counts": pairs of this source rank to each expert
- *   /sequences/{token_begin,tokens,domain}         a sequence lies within one (step, micro-batch, rank)
- *   /steps/{step,loss,learning_rate,wall_time}     optional
+ *                     unique by (step, micro_batch, layer, rank). First row and first pair of a
+ * call are the running sums of `tokens` and `pairs`. /pairs/{expert,weight,hidden_norm2} kind
+ * "pairs": per pair, calls one after another /rows/{pairs,grad_norm2,input_norm2}           per
+ * (call, token); `pairs` only when top_k is 0 /counts           [calls][E], kind "counts": pairs of
+ * this source rank to each expert /sequences/{token_begin,tokens,domain}         a sequence lies
+ * within one (step, micro-batch, rank) /steps/{step,loss,learning_rate,wall_time}     optional
  * Integers and floats little-endian; chunks near 1 MiB; shuffle + deflate (or neither) and
  * Fletcher-32 on every dataset.
  *
  * What is not trusted is read by a child process: HDF5 runs there, hands over raw chunks through
  * shared memory, and this process checks (Fletcher-32), inflates and bounds-checks them itself. A
  * crash of the HDF5 library on a hostile file is an ordinary MZ_EINPUT here.
- * Threads: one reader belongs to one thread at a time. Open readers before starting threads (fork). */
+ * Threads: one reader belongs to one thread at a time. Open readers before starting threads (fork).
+ */
 #ifndef MIZAN_TRACES_TRACE_H
 #define MIZAN_TRACES_TRACE_H
 
@@ -41,39 +41,39 @@ typedef enum mz_step_meaning {
 } mz_step_meaning;
 
 typedef struct mz_trace_facts {
-    char name[128];            /* model name, "unknown" if the source does not say */
-    char source[256];          /* provenance: where the routing came from */
+    char name[128];   /* model name, "unknown" if the source does not say */
+    char source[256]; /* provenance: where the routing came from */
     char licence[128];
-    char producer[128];        /* program and version that wrote this file */
-    char router[64];           /* "softmax", "sigmoid", "unknown", ... */
-    char group_note[128];      /* "" or e.g. "experts are groups of experts (LAER-MoE CSV)" */
+    char producer[128];   /* program and version that wrote this file */
+    char router[64];      /* "softmax", "sigmoid", "unknown", ... */
+    char group_note[128]; /* "" or e.g. "experts are groups of experts (LAER-MoE CSV)" */
     mz_trace_kind kind;
     mz_trace_phase phase;
     mz_step_meaning step_meaning;
-    int32_t layers;            /* MoE layers recorded */
-    int32_t model_layers;      /* all layers, 0 unknown */
+    int32_t layers;       /* MoE layers recorded */
+    int32_t model_layers; /* all layers, 0 unknown */
     int32_t experts;
-    int32_t top_k;             /* 0: variable */
-    int32_t ranks;             /* source ranks recorded */
+    int32_t top_k; /* 0: variable */
+    int32_t ranks; /* source ranks recorded */
     int32_t shared_experts;
     int64_t hidden, intermediate; /* 0 unknown */
-    int64_t sequence_length;   /* 0 unknown or ragged */
-    int64_t step_stride;       /* iterations between recorded steps: 10 for SmartMoE, else 1 */
-    bool weights_normalized;   /* weights of a token sum to 1 over its chosen experts */
+    int64_t sequence_length;      /* 0 unknown or ragged */
+    int64_t step_stride;          /* iterations between recorded steps: 10 for SmartMoE, else 1 */
+    bool weights_normalized;      /* weights of a token sum to 1 over its chosen experts */
     bool has_weight, has_grad_norm2, has_input_norm2, has_hidden_norm2, has_sequences;
 } mz_trace_facts;
 
 typedef struct mz_trace_call {
     int64_t step;
     int32_t micro_batch, layer, rank;
-    int64_t token_begin, tokens;  /* range on the global token axis, shared by all layers */
-    int64_t row_begin;            /* derived: running sum of tokens over calls */
-    int64_t pair_begin, pairs;    /* pair_begin derived */
+    int64_t token_begin, tokens; /* range on the global token axis, shared by all layers */
+    int64_t row_begin;           /* derived: running sum of tokens over calls */
+    int64_t pair_begin, pairs;   /* pair_begin derived */
 } mz_trace_call;
 
 typedef struct mz_trace_sequence {
     int64_t token_begin, tokens;
-    int32_t domain;               /* -1 unknown */
+    int32_t domain; /* -1 unknown */
 } mz_trace_sequence;
 
 /* Facts of a step, where recorded; NaN: unknown. */
@@ -105,9 +105,9 @@ bool mz_trace_complete(const mz_trace *trace);
  * bad one is MZ_EINPUT with dataset and index. */
 typedef struct mz_trace_pairs_out {
     uint16_t *expert;
-    float *weight, *hidden_norm2;      /* per pair */
-    uint16_t *token_pairs;             /* per token */
-    float *grad_norm2, *input_norm2;   /* per token */
+    float *weight, *hidden_norm2;    /* per pair */
+    uint16_t *token_pairs;           /* per token */
+    float *grad_norm2, *input_norm2; /* per token */
 } mz_trace_pairs_out;
 
 /* Number of pairs of tokens [first, first+tokens) of call `index` (call-relative). O(1) when top_k
@@ -124,8 +124,8 @@ mz_code mz_trace_add_counts(mz_trace *trace, int64_t index, int64_t *count, mz_e
 typedef struct mz_trace_writer mz_trace_writer;
 
 typedef struct mz_trace_write_options {
-    int deflate;        /* 0 (no compression) to 9; default 4 */
-    bool half_weights;  /* store weights as IEEE half instead of float */
+    int deflate;       /* 0 (no compression) to 9; default 4 */
+    bool half_weights; /* store weights as IEEE half instead of float */
 } mz_trace_write_options;
 
 /* Every dataset that `facts` announces is created at once (SWMR); the file appears under its name
@@ -152,6 +152,8 @@ mz_code mz_trace_write_sequence(mz_trace_writer *writer, const mz_trace_sequence
                                 mz_err *err);
 mz_code mz_trace_write_step(mz_trace_writer *writer, int64_t step, double loss,
                             double learning_rate, double wall_time, mz_err *err);
+/* Makes every call so far readable, even if this process dies. Writes the unfinished chunk of every
+ * dataset once more: meant for once per step or per some seconds, not per call. */
 mz_code mz_trace_flush(mz_trace_writer *writer, mz_err *err);
 mz_code mz_trace_writer_close(mz_trace_writer **writer, mz_err *err);
 void mz_trace_writer_abandon(mz_trace_writer **writer);
