@@ -347,7 +347,7 @@ static const char *const phase_names[] = {"train", "prefill", "decode"};
 static json_t *trace_json(const sim_job *job) {
     const mz_trace_facts *t = mz_trace_facts_of(job->trace);
     return json_pack("{s:o, s:o, s:o, s:s, s:s, s:i, s:i, s:i, s:i, s:I, s:b}", "path",
-                     job->args.trace, "model", mz_json_text(t->name), "source",
+                     mz_json_text(job->args.trace), "model", mz_json_text(t->name), "source",
                      mz_json_text(t->source), "kind", kind_names[t->kind], "phase",
                      phase_names[t->phase], "ranks", t->ranks, "layers", t->layers, "experts",
                      t->experts, "top_k", t->top_k, "step_stride", (json_int_t)t->step_stride,
