@@ -191,7 +191,8 @@ mz_code mz_expand_rows(mz_expand *x, const mz_plan *plan, const int64_t *rows, c
                 return mz_fail(err, MZ_EINTERNAL, "expert %d has %d hosts, more than expected",
                                e0 + c, m);
             if (m > 1)
-                spread_expert(x, plan->rank + first, m, rest, target + first, spread);
+                spread_expert(x, plan->rank + first, m, rest, target ? target + first : NULL,
+                              spread);
             for (int32_t j = 0; j < m; j++)
                 at = emit(m > 1 ? x->matrix + (int64_t)j * x->ranks : rest, x->ranks, at, first + j,
                           out);

@@ -11,7 +11,8 @@
  * Terms: an *instance* is one slot that holds an expert: mains first, then replicas. n_e pairs of
  * expert e in this call; q_e its backward quota; W bytes of one expert's weights.
  * Memory: every array of a plan is allocated once by mz_plan_create at its largest size; decide and
- * route allocate nothing. Threads: one state belongs to one thread. */
+ * route allocate nothing (but lrmoe's scratch for scores, which grows to the largest call).
+ * Threads: one state belongs to one thread. */
 #ifndef MIZAN_SIM_POLICY_POLICY_H
 #define MIZAN_SIM_POLICY_POLICY_H
 

@@ -33,7 +33,8 @@
 typedef struct lrmoe_options {
     double keep, memory, network, time, flops;
     int64_t rows, rows_min, slots, start;
-    int quota, scope, score, activations, placement, lifetime, forward, gradient, router_gradient;
+    int quota, scope, score, activations, placement, replicas, lifetime, forward, gradient,
+        router_gradient;
     int rescale;
 } lrmoe_options;
 
@@ -77,6 +78,9 @@ static const mz_opt lrmoe_table[] = {
      "router gradient of pairs that do not stay", 0, 0, MZ_UNIT_NONE},
     {"placement", 0, MZ_OPT_ENUM, FIELD(placement), "ultraep", "ultraep|symi|static",
      "rule of the replicas", 0, 0, MZ_UNIT_NONE},
+    {"replicas", 0, MZ_OPT_ENUM, FIELD(replicas), "domain", "domain|group",
+     "where ultraep's rule may put them: in the main's scale-up domain, or anywhere", 0, 0,
+     MZ_UNIT_NONE},
     {"slots", 0, MZ_OPT_INT, FIELD(slots), "0", "N",
      "expert slots per rank, mains included; 0: mains plus two", 0, 1e6, MZ_UNIT_NONE},
     {"lifetime", 0, MZ_OPT_ENUM, FIELD(lifetime), "persist", "persist|resend_weights",
@@ -201,6 +205,7 @@ static mz_code lrmoe_init(const mz_policy_env *env, const void *options, mz_aren
     }
     state->extra = state->slots - mains;
     state->rule = mz_replicate_defaults();
+    state->rule.whole_group = o->replicas == 1;
     int64_t H = env->hidden, I = env->intermediate, W = env->weight_bytes;
     bool resend = o->activations == 1;
     state->moves = (mz_replica_moves){.weight_bytes = W,

@@ -366,7 +366,7 @@ static void store_histogram(mz_select *x, int32_t layer) {
 }
 
 const uint32_t *mz_select_histogram(const mz_select *x, int32_t layer, double *value) {
-    if (!x->histogram || x->top[layer] < 0)
+    if (!x->histogram || layer < 0 || layer >= x->layers || x->top[layer] < 0)
         return NULL;
     for (int bin = 0; bin < MZ_SCORE_BINS; bin++) {
         int32_t coarse = x->top[layer] - bin;
@@ -486,6 +486,8 @@ mz_code mz_select_run(mz_select *x, const mz_call *call, mz_plan *plan, uint8_t 
                            (long long)n, (long long)call->load->source[s]);
         most = n > most ? n : most;
     }
+    if (x->coarse && (call->layer < 0 || call->layer >= x->layers))
+        return mz_fail(err, MZ_EINTERNAL, "layer %d of %d", call->layer, x->layers);
     plan->kept_score = plan->total_score = 0;
     bool whole = x->global && !w.summing;
     mz_code code = make_room(x, whole ? call->load->pairs : most, err);

@@ -320,6 +320,14 @@ static void plain_path(void **unused) {
             assert_int_equal(none.traits.replica_gradient_bytes, r.traits.replica_gradient_bytes);
             rig_close(&none);
             rig_close(&r);
+            rig_open(&none, "lrmoe[quota=none,replicas=group]", shapes[i][0], shapes[i][1],
+                     shapes[i][2]);
+            rig_call(&none, load, NULL, NULL, NULL);
+            rig_open(&r, "ultraep[scope=group]", shapes[i][0], shapes[i][1], shapes[i][2]);
+            rig_call(&r, load, NULL, NULL, NULL);
+            assert_same_entries(none.plan, r.plan);
+            rig_close(&none);
+            rig_close(&r);
             load_free(load);
         }
 }
