@@ -22,6 +22,8 @@ static void select_stage(mz_step *s, const step_at *at) {
                         step_select_time(s, at->work[r].packed), 2);
     /* Totals are known since forward: the host does not wait for these counts, dispatch does. */
     step_build_counts(s, at, 4 * ((experts + s->ep - 1) / s->ep));
+    if (s->ep > 1)
+        step_keep_joined(s, at, 1, s->counted);
 }
 
 static void back_pack_stage(mz_step *s, const step_at *at) {
@@ -85,8 +87,10 @@ static void back_unpack_stage(mz_step *s, const step_at *at) {
 }
 
 static void backward_moe(mz_step *s, const step_at *at) {
-    for (int32_t r = at->first; r < at->end; r++)
+    for (int32_t r = at->first; r < at->end; r++) {
         s->due[r] = s->prefetched[r];
+        s->counted[r] = -1;
+    }
     step_prefetch(s, at->micro_batch, at->moe - 1, at->group, MZ_MOVE_BACKWARD);
     if (at->call->lossy)
         select_stage(s, at);
@@ -137,7 +141,7 @@ static void backward_attention(mz_step *s, int32_t layer) {
 
 void step_build_layer_reduce(mz_step *s, int32_t layer) {
     const double n = s->ranks, copies = s->groups;
-    const step_join join = {STREAM_MOVE, PHASE_GRADIENT_REDUCE, layer, true, NULL};
+    const step_join join = {STREAM_MOVE, PHASE_GRADIENT_REDUCE, layer, true, NULL, NULL};
     if (step_ring(s, 0, 1, s->ranks, (double)s->sizes.dense_layer[layer] * (n - 1) / n, n - 1,
                   join) > 0)
         memcpy(s->scattered, s->joined, sizeof *s->scattered * (size_t)s->ranks);

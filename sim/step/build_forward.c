@@ -54,7 +54,7 @@ static void count_stage(mz_step *s, const step_at *at) {
     const bool all = s->traits.sees & MZ_SEES_CURRENT;
     const int64_t experts = s->model->experts;
     step_build_counts(s, at, 4 * (all ? experts : (experts + s->ep - 1) / s->ep));
-    if (s->ep > 1 && !plans_ahead(s))
+    if (s->ep > 1)
         step_keep_joined(s, at, 1, s->counted);
     const bool planned = s->options.effects.planner && step_moves_decided(s);
     const double planner = planned ? s->planner_cost : 0;
@@ -155,7 +155,7 @@ void step_build_moe(mz_step *s, const step_at *at, bool again) {
             step_keep_joined(s, at,
                              step_build_moves(s, at, MZ_MOVE_FORWARD, MZ_HIDE_LAYERS, s->counted),
                              s->due);
-        step_build_early_moves(s, at, MZ_MOVE_FORWARD, s->counted);
+        step_build_early_moves(s, at, MZ_MOVE_FORWARD, plans_ahead(s) ? NULL : s->counted);
     }
     pack_stage(s, at);
     if (exchange)
@@ -170,7 +170,7 @@ void step_build_moe(mz_step *s, const step_at *at, bool again) {
  * before the one being computed is done: one layer ahead. */
 void step_build_layer_gather(mz_step *s, int32_t layer) {
     const double n = s->ranks, copies = s->groups;
-    const step_join join = {STREAM_MOVE, PHASE_PARAMETER_GATHER, layer, true, NULL};
+    const step_join join = {STREAM_MOVE, PHASE_PARAMETER_GATHER, layer, true, NULL, NULL};
     for (int32_t r = 0; r < s->ranks; r++)
         s->gathered[r] = -1;
     if (step_ring(s, 0, 1, s->ranks, (double)s->sizes.dense_layer[layer] * (n - 1) / n, n - 1,

@@ -9,14 +9,14 @@
 
 static void ring_all(mz_step *s, double bytes, double passes, step_phase phase) {
     const double n = s->ranks;
-    const step_join join = {STREAM_MOVE, phase, s->layers, true, NULL};
+    const step_join join = {STREAM_MOVE, phase, s->layers, true, NULL, NULL};
     if (step_ring(s, 0, 1, s->ranks, passes * bytes * (n - 1) / n, passes * (n - 1), join) > 0)
         step_need_each(s, 0, s->ranks, s->joined);
 }
 
 static void ring_copies(mz_step *s, double bytes, double passes, step_phase phase) {
     const double n = s->groups;
-    const step_join join = {STREAM_MOVE, phase, s->layers, true, NULL};
+    const step_join join = {STREAM_MOVE, phase, s->layers, true, NULL, NULL};
     for (int32_t r = 0; r < s->ep; r++)
         if (step_ring(s, r, s->ep, s->groups, passes * bytes * (n - 1) / n, passes * (n - 1),
                       join) > 0)
@@ -32,7 +32,7 @@ static void gradient_norm(mz_step *s) {
         step_emit_other(s, r, PHASE_OPTIMIZER, s->layers, time, 2);
     if (!s->options.effects.other_work)
         return;
-    const step_join join = {STREAM_MOVE, PHASE_GRADIENT_REDUCE, s->layers, true, NULL};
+    const step_join join = {STREAM_MOVE, PHASE_GRADIENT_REDUCE, s->layers, true, NULL, NULL};
     const int32_t members = step_ring(s, 0, 1, s->ranks, 4, 2 * ceil(log2((double)s->ranks)), join);
     for (int32_t r = 0; r < s->ranks && s->options.effects.launches; r++)
         step_host_sync(s, r, members > 0 ? s->joined[r] : s->last[r], s->cluster->device.sync_s,

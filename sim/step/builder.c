@@ -126,6 +126,8 @@ void step_exchange(mz_step *s, const mz_exchange *x, step_join join) {
             wait_for(s, task, s->last[rank]);
         if (join.also)
             wait_for(s, task, join.also[rank]);
+        if (join.counts && !s->options.effects.fifo) /* one queue keeps them in order */
+            wait_for(s, task, join.counts[rank]);
         s->joined[rank] = task;
     }
     if (s->code != MZ_OK)

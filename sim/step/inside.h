@@ -205,7 +205,7 @@ struct mz_step {
     mz_task *span_first, *beside; /* [ranks] first task of a span; work beside an exchange */
     mz_task *before_dispatch, *before_products, *before_end; /* [ranks] moves awaited there */
     mz_task *prefetched, *due;     /* [ranks] moves ahead of time: of the next call, of this one */
-    mz_task *counted;              /* [ranks] count exchange that plans wait for, or -1 */
+    mz_task *counted;              /* [ranks] count exchange of the rows to come, or -1 */
     mz_task *gathered;             /* [ranks] weights of the next layer (ZeRO 3) */
     mz_task *reduced, *scattered;  /* [ranks] last replica and gradient reductions that only the
                                  optimizer awaits */
@@ -294,8 +294,9 @@ typedef struct step_join {
     step_stream stream;
     step_phase phase;
     int32_t layer;
-    bool after_compute;  /* members wait for their last compute task */
-    const mz_task *also; /* [ranks] further tasks to wait for, -1 none; or NULL */
+    bool after_compute;    /* members wait for their last compute task */
+    const mz_task *also;   /* [ranks] further tasks to wait for, -1 none; or NULL */
+    const mz_task *counts; /* the same: the exchange that says how many rows come */
 } step_join;
 
 /* A compute task of `rank`: waits for the one before and for the rank's needs. */

@@ -97,7 +97,9 @@ void step_build_rows(mz_step *s, const step_at *at, step_traffic traffic, step_p
                      .rounds = 1};
     if (s->options.network == MZ_NETWORK_FLOW)
         fill_messages(s, at, traffic, &x);
-    step_exchange(s, &x, (step_join){STREAM_COMM, phase, at->layer, true, also});
+    const bool sized = traffic == TRAFFIC_DISPATCH || traffic == TRAFFIC_BACK_DISPATCH;
+    step_exchange(
+        s, &x, (step_join){STREAM_COMM, phase, at->layer, true, also, sized ? s->counted : NULL});
     s->traffic_bytes[traffic] += row * (back ? at->call->back_off_rows : at->call->off_rows) +
                                  again * at->call->again_off_rows;
 }
@@ -128,7 +130,8 @@ void step_build_counts(mz_step *s, const step_at *at, int64_t bytes) {
                     s->sending[x.messages++] = (mz_message){a, b, (double)bytes};
         x.message = s->sending;
     }
-    step_exchange(s, &x, (step_join){STREAM_COMM, PHASE_COUNT_EXCHANGE, at->layer, true, NULL});
+    step_exchange(s, &x,
+                  (step_join){STREAM_COMM, PHASE_COUNT_EXCHANGE, at->layer, true, NULL, NULL});
 }
 
 /* Adds one move to the exchange being collected. */
@@ -155,7 +158,7 @@ int32_t step_build_moves(mz_step *s, const step_at *at, mz_move_phase phase, mz_
             collect_move(s, &s->move[i], &rounds);
     const step_phase tag = phase == MZ_MOVE_REDUCE ? PHASE_REPLICA_REDUCE : PHASE_WEIGHT_MOVE;
     return step_run_collected(s, at->first, at->end, rounds,
-                              (step_join){STREAM_MOVE, tag, at->layer, true, also});
+                              (step_join){STREAM_MOVE, tag, at->layer, true, also, NULL});
 }
 
 /* Transfers after the optimizer, of all layers together: they are issued at once. */
@@ -169,5 +172,5 @@ void step_build_step_moves(mz_step *s, int32_t group) {
                     collect_move(s, &s->move[i], &rounds);
         }
     step_run_collected(s, group * s->ep, (group + 1) * s->ep, rounds,
-                       (step_join){STREAM_MOVE, PHASE_WEIGHT_MOVE, s->layers, true, NULL});
+                       (step_join){STREAM_MOVE, PHASE_WEIGHT_MOVE, s->layers, true, NULL, NULL});
 }

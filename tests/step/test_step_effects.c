@@ -180,6 +180,26 @@ static void test_fifo(void **state) {
     tiny_free(&t);
 }
 
+/* What is a chain by its data stays a chain when every kind of task has a queue of its own. */
+static void test_chain_without_order(void **state) {
+    const int32_t expert[] = {0, 1, 2, 3}, rank[] = {0, 0, 1, 1};
+    const int64_t half[] = {8, 8, 8, 8, 8, 8, 8, 8};
+    for (int i = 0; i < 24; i++) {
+        tiny t;
+        make(&t, 2, "mdm");
+        t.options.zero = i % 2;
+        t.options.recompute = (mz_recompute)(i / 2 % 3);
+        t.options.effects.recompute_exchange = true;
+        t.options.effects.other_work = i / 12;
+        if (i / 6 % 2)
+            tiny_plan(&t, 4, expert, rank, even, half);
+        const double ordered = tiny_run(&t, 2).time_s;
+        t.options.effects.fifo = false;
+        assert_close(tiny_run(&t, 2).time_s, ordered);
+        tiny_free(&t);
+    }
+}
+
 /* Host costs of a kernel-bound step vanish behind the kernels but for the first launch and the
  * synchronisations, where the queue has run dry: counts, and the norm before the update. */
 static void test_launches(void **state) {
@@ -217,8 +237,8 @@ int main(void) {
         cmocka_unit_test(test_planner),    cmocka_unit_test(test_planner_interval),
         cmocka_unit_test(test_tiles),      cmocka_unit_test(test_noise),
         cmocka_unit_test(test_other_work), cmocka_unit_test(test_recompute_exchange),
-        cmocka_unit_test(test_fifo),       cmocka_unit_test(test_launches),
-        cmocka_unit_test(test_selective),
+        cmocka_unit_test(test_fifo),       cmocka_unit_test(test_chain_without_order),
+        cmocka_unit_test(test_launches),   cmocka_unit_test(test_selective),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
