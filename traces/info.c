@@ -264,22 +264,22 @@ static json_t *metrics_json(const double *metric) {
 }
 
 static json_t *facts_json(const mz_trace_facts *f) {
-    return json_pack("{s:o, s:o, s:o, s:o, s:o, s:o, s:s, s:s, s:s, s:i, s:i, s:i, s:i, s:i, s:i, "
-                     "s:I, s:I, s:I, "
-                     "s:I, s:b, s:b, s:b, s:b, s:b, s:b}",
-                     "name", mz_json_text(f->name), "source", mz_json_text(f->source), "licence",
-                     mz_json_text(f->licence), "producer", mz_json_text(f->producer), "router",
-                     mz_json_text(f->router), "group_note", mz_json_text(f->group_note), "kind",
-                     mz_kind_names[f->kind], "phase", mz_phase_names[f->phase], "step_meaning",
-                     mz_step_names[f->step_meaning], "layers", (int)f->layers, "model_layers",
-                     (int)f->model_layers, "experts", (int)f->experts, "top_k", (int)f->top_k,
-                     "ranks", (int)f->ranks, "shared_experts", (int)f->shared_experts, "hidden",
-                     (json_int_t)f->hidden, "intermediate", (json_int_t)f->intermediate,
-                     "sequence_length", (json_int_t)f->sequence_length, "step_stride",
-                     (json_int_t)f->step_stride, "weights_normalized", (int)f->weights_normalized,
-                     "has_weight", (int)f->has_weight, "has_grad_norm2", (int)f->has_grad_norm2,
-                     "has_input_norm2", (int)f->has_input_norm2, "has_hidden_norm2",
-                     (int)f->has_hidden_norm2, "has_sequences", (int)f->has_sequences);
+    return json_pack(
+        "{s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:s, s:s, s:s, s:i, s:i, s:i, s:i, s:i, s:i, "
+        "s:I, s:I, s:I, "
+        "s:I, s:b, s:b, s:b, s:b, s:b, s:b}",
+        "name", mz_json_text(f->name), "source", mz_json_text(f->source), "licence",
+        mz_json_text(f->licence), "producer", mz_json_text(f->producer), "router",
+        mz_json_text(f->router), "group_note", mz_json_text(f->group_note), "import_notes",
+        mz_json_text(f->import_notes), "kind", mz_kind_names[f->kind], "phase",
+        mz_phase_names[f->phase], "step_meaning", mz_step_names[f->step_meaning], "layers",
+        (int)f->layers, "model_layers", (int)f->model_layers, "experts", (int)f->experts, "top_k",
+        (int)f->top_k, "ranks", (int)f->ranks, "shared_experts", (int)f->shared_experts, "hidden",
+        (json_int_t)f->hidden, "intermediate", (json_int_t)f->intermediate, "sequence_length",
+        (json_int_t)f->sequence_length, "step_stride", (json_int_t)f->step_stride,
+        "weights_normalized", (int)f->weights_normalized, "has_weight", (int)f->has_weight,
+        "has_grad_norm2", (int)f->has_grad_norm2, "has_input_norm2", (int)f->has_input_norm2,
+        "has_hidden_norm2", (int)f->has_hidden_norm2, "has_sequences", (int)f->has_sequences);
 }
 
 json_t *mz_trace_info_json(const mz_trace *trace, const mz_trace_info *info) {
@@ -325,6 +325,8 @@ static void print_head(const mz_trace *trace, const mz_trace_info *info, FILE *o
             f->licence[0] ? " (licence " : "", f->licence, f->licence[0] ? ")" : "");
     if (f->group_note[0])
         fprintf(out, "note      %s\n", f->group_note);
+    if (f->import_notes[0])
+        fprintf(out, "import    %s\n", f->import_notes);
     fprintf(out, "recorded  %s, %s%s%s%s%s, %d rank%s, phase %s\n", mz_kind_names[f->kind],
             f->has_weight ? "weights" : "no weights", f->weights_normalized ? " (sum to 1)" : "",
             f->has_grad_norm2 ? ", gradient norms" : "", f->has_input_norm2 ? ", input norms" : "",

@@ -86,9 +86,13 @@ typedef struct enum_rule {
 #define FIELD(member) offsetof(mz_trace_facts, member), sizeof((mz_trace_facts *)0)->member
 
 static const text_rule text_rules[] = {
-    {"/", "producer", FIELD(producer), "unknown"},  {"/", "source", FIELD(source), "unknown"},
-    {"/", "licence", FIELD(licence), "unknown"},    {"/model", "name", FIELD(name), "unknown"},
-    {"/model", "router", FIELD(router), "unknown"}, {"/model", "group_note", FIELD(group_note), ""},
+    {"/", "producer", FIELD(producer), "unknown"},
+    {"/", "source", FIELD(source), "unknown"},
+    {"/", "licence", FIELD(licence), "unknown"},
+    {"/model", "name", FIELD(name), "unknown"},
+    {"/model", "router", FIELD(router), "unknown"},
+    {"/model", "group_note", FIELD(group_note), ""},
+    {"/run", "import_notes", FIELD(import_notes), ""},
 };
 
 static const int_rule int_rules[] = {

@@ -44,9 +44,10 @@ typedef struct mz_trace_facts {
     char name[128];   /* model name, "unknown" if the source does not say */
     char source[256]; /* provenance: where the routing came from */
     char licence[128];
-    char producer[128];   /* program and version that wrote this file */
-    char router[64];      /* "softmax", "sigmoid", "unknown", ... */
-    char group_note[128]; /* "" or e.g. "experts are groups of experts (LAER-MoE CSV)" */
+    char producer[128];     /* program and version that wrote this file */
+    char router[64];        /* "softmax", "sigmoid", "unknown", ... */
+    char group_note[128];   /* "" or e.g. "experts are groups of experts (LAER-MoE CSV)" */
+    char import_notes[256]; /* "" or what an importer was told or decided: "key=value; key=value" */
     mz_trace_kind kind;
     mz_trace_phase phase;
     mz_step_meaning step_meaning;

@@ -97,7 +97,8 @@ static bool put_facts(hid_t file, hid_t model, hid_t run, const mz_trace_facts *
            put_text(run, "phase", mz_phase_names[f->phase]) &&
            put_text(run, "step", mz_step_names[f->step_meaning]) &&
            put_int(run, "ranks", f->ranks) && put_int(run, "sequence_length", f->sequence_length) &&
-           put_int(run, "step_stride", f->step_stride);
+           put_int(run, "step_stride", f->step_stride) &&
+           (!f->import_notes[0] || put_text(run, "import_notes", f->import_notes));
 }
 
 static hid_t make_group(hid_t file, const char *path) {
@@ -290,6 +291,8 @@ static mz_code check_facts(const mz_trace_facts *f, mz_err *err) {
         code = text_fault("router", f->router, sizeof f->router, err);
     if (code == MZ_OK)
         code = text_fault("group_note", f->group_note, sizeof f->group_note, err);
+    if (code == MZ_OK)
+        code = text_fault("import_notes", f->import_notes, sizeof f->import_notes, err);
     return code;
 }
 
