@@ -2,13 +2,19 @@
  *
  * Use, per policy: mz_step_create once; then per step mz_step_begin, for every layer call and group
  * in order (micro-batch, layer, group) mz_step_budget (only for policies with quotas) and
- * mz_step_add_call with the validated plan, then mz_step_finish, which builds the graph of the whole
- * step, runs it, and fills an outcome. Memory is reused from step to step.
+ * mz_step_add_call with the validated plan, then mz_step_finish, which builds the graph of the
+ * whole step, runs it, and fills an outcome. Memory is reused from step to step.
  *
- * The graph (DESIGN section 4): per rank a host thread, a compute stream, a communication stream, a
- * second one for weight and gradient traffic, and a copy engine. Micro-batches run one after another
+ * The graph (DESIGN section 4): per rank a host thread, a compute stream, a communication stream
+ * and a second one for weight and gradient traffic. (A count copy to the host is part of the
+ * device's sync_s; the copy engine has no task of its own yet.) Micro-batches run one after another
  * (gradient accumulation), each forward through all layers and backward; then gradient reduction,
- * optimizer, parameter redistribution. Every effect with a switch is a field of mz_step_effects.
+ * optimizer, parameter redistribution. Consecutive kernels of one phase are one task with the sum
+ * of their times and launches. Every effect with a switch is a field of mz_step_effects.
+ *
+ * Where formulas are: kernels.c (times of kernels), sizes.c and timeline.c (memory), build_*.c
+ * (order and dependencies), traffic.c (bytes on the wire), builder.c (rings), spread.c (which pair
+ * goes where, for --dispatch rank and node), outcome.c (what a phase's time is).
  *
  * Threads: one mz_step belongs to one thread at a time. */
 #ifndef MIZAN_SIM_STEP_STEP_H
@@ -28,7 +34,11 @@
 #include <stdint.h>
 
 typedef enum mz_dispatch { MZ_DISPATCH_PAIR, MZ_DISPATCH_RANK, MZ_DISPATCH_NODE } mz_dispatch;
-typedef enum mz_recompute { MZ_RECOMPUTE_NONE, MZ_RECOMPUTE_SELECTIVE, MZ_RECOMPUTE_FULL } mz_recompute;
+typedef enum mz_recompute {
+    MZ_RECOMPUTE_NONE,
+    MZ_RECOMPUTE_SELECTIVE,
+    MZ_RECOMPUTE_FULL
+} mz_recompute;
 typedef enum mz_temporaries {
     MZ_TEMPORARIES_FUSED,
     MZ_TEMPORARIES_CHUNKED,
@@ -37,20 +47,21 @@ typedef enum mz_temporaries {
 
 /* The starred effects of DESIGN section 4; all on but noise by default. */
 typedef struct mz_step_effects {
-    bool launches;    /* host launch costs and synchronisation points */
-    bool fifo;        /* off: one queue per task kind, so issue order does not block */
-    bool tiles;       /* grouped-GEMM tile and wave quantisation, weight-byte floor */
-    bool noise;       /* seeded: persistent per device plus jitter per task */
-    bool other_work;  /* attention by sequence bounds, logits and loss, norms, permutation, casts, optimizer */
+    bool launches;   /* host launch costs and synchronisation points */
+    bool fifo;       /* off: one queue per phase and rank, so issue order does not block */
+    bool tiles;      /* grouped-GEMM tile and wave quantisation, weight-byte floor */
+    bool noise;      /* seeded: persistent per device plus jitter per kernel; exchanges have none */
+    bool other_work; /* attention by sequence bounds, logits and loss, norms, permutation, casts,
+                        optimizer */
     bool recompute_exchange; /* recomputation that crosses the dispatch repeats its all-to-alls */
-    bool planner;     /* charge planning time */
+    bool planner;            /* charge planning time */
 } mz_step_effects;
 
 typedef struct mz_step_options {
-    int32_t zero;             /* ZeRO stage 0-3 for everything but routed experts over the data-parallel
-                                 ranks; experts over their copies in other groups */
-    int32_t ep;               /* ranks of one expert-parallel group; divides ranks */
-    int64_t sequence_length;  /* for attention; 0: the trace's, else 4096 */
+    int32_t zero; /* ZeRO stage 0-3 for everything but routed experts over the data-parallel
+                     ranks; experts over their copies in other groups */
+    int32_t ep;   /* ranks of one expert-parallel group; divides ranks */
+    int64_t sequence_length; /* for attention; 0: the trace's, else 4096 */
     mz_dispatch dispatch;
     mz_recompute recompute;
     mz_temporaries temporaries;
@@ -76,15 +87,17 @@ enum { MZ_STEP_PHASES = 24 };
 const char *mz_step_phase_name(int phase);
 
 typedef struct mz_step_outcome {
-    double time_s;             /* of the whole step */
-    double moe_s;              /* worst rank: sum of its MoE-layer spans */
-    double phase_s[MZ_STEP_PHASES]; /* worst rank's busy time in each phase */
-    double planner_s;          /* charged, critical path */
-    int64_t tokens;            /* of the whole job */
+    double time_s;                  /* of the whole step */
+    double moe_s;                   /* worst rank: sum of its MoE-layer spans */
+    double phase_s[MZ_STEP_PHASES]; /* worst rank's busy time in each phase; see outcome.c. An
+                                       exchange counts from when all have entered; "launch_wait" is
+                                       when a rank neither computes nor exchanges */
+    double planner_s;               /* charged, critical path */
+    int64_t tokens;                 /* of the whole job */
     int64_t dispatch_bytes, combine_bytes, backward_dispatch_bytes, backward_combine_bytes;
-    int64_t transfer_bytes;    /* off-rank, all ranks and layers */
+    int64_t transfer_bytes;             /* off-rank, all ranks and layers */
     int64_t sent_bytes, received_bytes; /* all exchanges; equal (conservation tests) */
-    const double *rank_busy_s; /* [ranks] compute stream */
+    const double *rank_busy_s;          /* [ranks] compute stream */
     uint64_t events;
     /* memory of this step */
     int32_t worst_rank;
@@ -108,8 +121,9 @@ mz_code mz_step_begin(mz_step *step, const mz_step_head *head, mz_err *err);
  * call. */
 mz_code mz_step_budget(mz_step *step, int32_t group, int32_t micro_batch, int32_t layer,
                        const mz_load *load, mz_budget *budget, mz_err *err);
-/* load: the group's slice (sources = ep); pairs: of the whole job or NULL, needed for rank and node
- * dispatch; first_source: the group's first rank. */
+/* load: the group's slice (sources = ep); pairs: the group's slice too (offsets into the job's
+ * arrays) or NULL; needed for rank and node dispatch. layer counts MoE layers from 0, as everywhere
+ * here. */
 mz_code mz_step_add_call(mz_step *step, int32_t group, int32_t micro_batch, int32_t layer,
                          const mz_load *load, const mz_pairs *pairs, const mz_plan *plan,
                          mz_err *err);
