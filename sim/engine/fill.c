@@ -101,7 +101,6 @@ static void saturate(mz_flow *flow, int32_t l) {
 }
 
 void mz_share_fill(mz_flow *flow) {
-    flow->work.fills++;
     reset(flow);
     for (int32_t i = 0; i < flow->fresh; i++) {
         if (flow->slot[i].id != SHARE_NONE) {

@@ -265,6 +265,7 @@ static void solve(mz_flow *flow) {
     }
     /* many at once are quicker from scratch */
     if (4 * (int64_t)flow->started_count > flow->active) {
+        flow->work.fills++;
         mz_share_fill(flow);
     } else {
         for (int32_t i = 0; i < flow->started_count; i++) {
@@ -277,6 +278,7 @@ static void solve(mz_flow *flow) {
             mz_share_attach(flow, flow->started[i]);
         }
         if (!mz_share_update(flow)) {
+            flow->work.unsettled++;
             mz_share_fill(flow);
         }
     }

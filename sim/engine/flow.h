@@ -28,10 +28,13 @@ int32_t mz_flow_end(mz_flow *flow);
 /* Rate of a flow in progress, after mz_flow_next; 0: no such id. O(flows), for tests. */
 double mz_flow_rate(const mz_flow *flow, int32_t id);
 
-/* Work done since the last clear: solutions, of these from scratch; levels of links set; flows
- * whose bottleneck changed. */
+/* Work done since the last clear. */
 typedef struct mz_flow_work {
-    uint64_t solutions, fills, levels, moves;
+    uint64_t solutions;
+    uint64_t fills;     /* of these from scratch, because many flows began at once */
+    uint64_t unsettled; /* of these from scratch, because the update did not come to an end */
+    uint64_t levels;    /* of links, set by updates */
+    uint64_t moves;     /* flows whose bottleneck changed */
 } mz_flow_work;
 mz_flow_work mz_flow_worked(const mz_flow *flow);
 

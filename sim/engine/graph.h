@@ -17,8 +17,8 @@
  *
  * All tasks are added before the run; the loop of a run allocates nothing. Ties go by
  * (time, sequence), exchanges that become ready at one time in order of creation: same graph, same
- * bytes. Cost: tests/bench/bench_graph; memory about 60 bytes a task, 8 a dependency, 40 a member of
- * an exchange. Threads: a graph belongs to one thread. */
+ * bytes. Cost: tests/bench/bench_graph; memory about 60 bytes a task, 8 a dependency, 40 a member
+ * of an exchange. Threads: a graph belongs to one thread. */
 #ifndef MIZAN_SIM_ENGINE_GRAPH_H
 #define MIZAN_SIM_ENGINE_GRAPH_H
 

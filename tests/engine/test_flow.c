@@ -230,6 +230,7 @@ static mz_flow_work run_case(const net_case *net, double accuracy, double *end, 
     }
     assert_true(mz_flow_next(flow) == INFINITY);
     mz_flow_work work = mz_flow_worked(flow);
+    assert_int_equal(work.unsettled, 0);
     mz_flow_free(&flow);
     return work;
 }
