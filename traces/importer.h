@@ -1,4 +1,5 @@
-/* The one importer interface. A format is one file in traces/importers/ and one line in the table. */
+/* The one importer interface. A format is one file in traces/importers/ and one line in the table.
+ */
 #ifndef MIZAN_TRACES_IMPORTER_H
 #define MIZAN_TRACES_IMPORTER_H
 
@@ -6,7 +7,8 @@
 #include "traces/trace.h"
 
 /* Answers to what a format does not carry (traces-and-formats section 2 (a)-(k)); unset: -1 / NULL.
- * An importer that needs one it was not given fails with MZ_EINPUT naming the option and choices. */
+ * An importer that needs one it was not given fails with MZ_EINPUT naming the option and choices.
+ */
 typedef struct mz_import_options {
     int64_t experts, top_k, hidden, intermediate, step_stride;
     const char *name, *source, *licence;
@@ -14,6 +16,18 @@ typedef struct mz_import_options {
     const char *sequences; /* companion CSV with sequence bounds */
     const char *phase, *step_meaning, *method, *model_name;
     int weights_normalized; /* -1 unknown, 0, 1 */
+    /* Unset: 0 or less, NULL, false. */
+    int64_t native_k;  /* the model's own experts per token, where more were recorded */
+    int64_t tokens;    /* of each call, where the file holds shares or counts after dropping */
+    int64_t layers;    /* rows per token of a flat list of ids */
+    int64_t ep_size;   /* ranks that hold all experts once, where they are numbered locally */
+    int64_t id_bytes;  /* of one id of a flat list */
+    int64_t skip_rows; /* rows at the start to leave out */
+    const char *layer_offsets; /* "RANK:OFFSET,...": what to add to layer numbers from RANK on */
+    const char *ep_ranks;      /* "RANK:EP_RANK,...": place of each rank in its expert group */
+    const char *scores;        /* how logits become weights */
+    const char *filler_last;   /* "yes", "no": the last row of a sequence is no token */
+    bool dropped;              /* counts are those after dropping */
     bool force;
 } mz_import_options;
 
@@ -23,7 +37,7 @@ typedef struct mz_import_report {
 } mz_import_report;
 
 typedef struct mz_importer {
-    const char *name;    /* --format NAME */
+    const char *name; /* --format NAME */
     const char *summary;
     /* 0: not mine; 1-100: confidence, from the file name and its first bytes (decompressed). */
     int (*recognise)(const char *path, const unsigned char *head, size_t size);

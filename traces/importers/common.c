@@ -2,6 +2,7 @@
 
 #include "common/base/arena.h"
 
+#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -76,6 +77,36 @@ mz_code mz_import_stopped(const mz_app *app, mz_err *err) {
 const char *mz_base_name(const char *path) {
     const char *slash = strrchr(path, '/');
     return slash ? slash + 1 : path;
+}
+
+void mz_import_note(mz_trace_facts *facts, const char *fmt, ...) {
+    size_t used = strlen(facts->import_notes), room = sizeof facts->import_notes - used;
+    va_list list;
+    if (used > 0 && room > 2) {
+        strcpy(facts->import_notes + used, "; ");
+        room -= 2;
+    }
+    va_start(list, fmt);
+    int length =
+        vsnprintf(facts->import_notes + sizeof facts->import_notes - room, room, fmt, list);
+    va_end(list);
+    if (length < 0 || (size_t)length >= room)
+        facts->import_notes[used] = '\0';
+}
+
+bool mz_head_has(const unsigned char *head, size_t size, const char *text) {
+    size_t length = strlen(text);
+    for (size_t i = 0; i + length <= size; i++)
+        if (memcmp(head + i, text, length) == 0)
+            return true;
+    return false;
+}
+
+int mz_head_first(const unsigned char *head, size_t size) {
+    for (size_t i = 0; i < size; i++)
+        if (!strchr(" \t\r\n", head[i]))
+            return head[i];
+    return 0;
 }
 
 mz_code mz_domain_of(mz_domains *domains, const char *name, int32_t *domain, mz_err *err) {

@@ -30,6 +30,14 @@ mz_code mz_import_stopped(const mz_app *app, mz_err *err);
 
 const char *mz_base_name(const char *path);
 
+/* Appends "key=value" to the notes that the trace carries; what does not fit is left out. */
+void mz_import_note(mz_trace_facts *facts, const char *fmt, ...) MZ_PRINTF(2, 3);
+
+/* Whether `text` stands in the first bytes of a file. */
+bool mz_head_has(const unsigned char *head, size_t size, const char *text);
+/* The first byte that is no white space, 0 if there is none. */
+int mz_head_first(const unsigned char *head, size_t size);
+
 /* Domains of sequences are numbered in order of first appearance; linear search, at most
  * MZ_MAX_DOMAINS different names (then -1, unknown). */
 enum { MZ_MAX_DOMAINS = 1024 };

@@ -1,0 +1,233 @@
+#include "traces/importers/gather.h"
+
+#include "common/base/arena.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+struct mz_gather_entry {
+    mz_gather_key key;
+    int64_t tokens;
+    size_t first; /* of its values in expert and weight, or in count */
+};
+
+static mz_code add_entry(mz_gather *gather, const mz_gather_key *key, int64_t tokens, size_t first,
+                         mz_err *err) {
+    if (!mz_grow((void **)&gather->entry, &gather->entry_room, gather->entries + 1,
+                 sizeof *gather->entry))
+        return mz_fail_nomem(err, "calls");
+    gather->entry[gather->entries++] =
+        (mz_gather_entry){.key = *key, .tokens = tokens, .first = first};
+    return MZ_OK;
+}
+
+mz_code mz_gather_pairs(mz_gather *gather, const mz_gather_key *key, int64_t tokens,
+                        uint16_t **expert, float **weight, mz_err *err) {
+    size_t more = (size_t)tokens * (size_t)gather->facts->top_k, first = gather->pairs;
+    bool ok = mz_grow((void **)&gather->expert, &gather->expert_room, first + more + 1,
+                      sizeof *gather->expert);
+    if (ok && gather->facts->has_weight)
+        ok = mz_grow((void **)&gather->weight, &gather->weight_room, first + more + 1,
+                     sizeof *gather->weight);
+    if (!ok)
+        return mz_fail_nomem(err, "expert ids");
+    gather->pairs += more;
+    *expert = gather->expert + first;
+    if (weight)
+        *weight = gather->facts->has_weight ? gather->weight + first : NULL;
+    return add_entry(gather, key, tokens, first, err);
+}
+
+mz_code mz_gather_counts(mz_gather *gather, const mz_gather_key *key, int64_t tokens,
+                         int64_t **count, mz_err *err) {
+    size_t more = (size_t)gather->facts->experts, first = gather->counts;
+    if (!mz_grow((void **)&gather->count, &gather->count_room, first + more, sizeof *gather->count))
+        return mz_fail_nomem(err, "counts");
+    gather->counts += more;
+    *count = gather->count + first;
+    memset(*count, 0, more * sizeof **count);
+    return add_entry(gather, key, tokens, first, err);
+}
+
+static int by_number(const void *a, const void *b) {
+    int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
+    return (x > y) - (x < y);
+}
+
+mz_code mz_gather_settle(mz_gather *gather, mz_err *err) {
+    int64_t *label = mz_calloc(gather->entries + 1, sizeof *label);
+    size_t distinct = 0;
+    if (!label)
+        return mz_fail_nomem(err, "layers");
+    for (size_t i = 0; i < gather->entries; i++)
+        label[i] = gather->entry[i].key.layer;
+    qsort(label, gather->entries, sizeof *label, by_number);
+    for (size_t i = 0; i < gather->entries; i++)
+        if (i == 0 || label[i] != label[i - 1])
+            label[distinct++] = label[i];
+    free(gather->label);
+    gather->label = label;
+    if (distinct == 0 || distinct > MZ_LAYERS_MAX)
+        return mz_fail(err, MZ_EINPUT, "%zu layers; there must be 1 to %d", distinct,
+                       MZ_LAYERS_MAX);
+    gather->layers = (int32_t)distinct;
+    return MZ_OK;
+}
+
+static int by_key(const void *a, const void *b) {
+    const mz_gather_key *x = &((const mz_gather_entry *)a)->key;
+    const mz_gather_key *y = &((const mz_gather_entry *)b)->key;
+    if (x->step != y->step)
+        return x->step < y->step ? -1 : 1;
+    if (x->micro_batch != y->micro_batch)
+        return x->micro_batch < y->micro_batch ? -1 : 1;
+    if (x->layer != y->layer)
+        return x->layer < y->layer ? -1 : 1;
+    return (x->rank > y->rank) - (x->rank < y->rank);
+}
+
+static mz_code call_fault(const mz_gather_key *key, mz_err *err, const char *what) {
+    return mz_fail(err, MZ_EINPUT, "step %lld, micro-batch %d, layer %lld, rank %d: %s",
+                   (long long)key->step, key->micro_batch, (long long)key->layer, key->rank, what);
+}
+
+static int64_t sum_of(const int64_t *count, int32_t experts) {
+    int64_t sum = 0;
+    for (int32_t e = 0; e < experts; e++)
+        sum += count[e];
+    return sum;
+}
+
+/* Tokens of every rank of one micro-batch, layers [of rank] seen, and that they agree. */
+static mz_code agree(const mz_gather *gather, const mz_gather_entry *entry, size_t entries,
+                     int64_t *tokens, int32_t *layers, mz_err *err) {
+    const mz_trace_facts *facts = gather->facts;
+    for (size_t i = 0; i < entries; i++) {
+        const mz_gather_key *key = &entry[i].key;
+        int64_t held = entry[i].tokens;
+        if (!bsearch(&key->layer, gather->label, (size_t)gather->layers, sizeof *gather->label,
+                     by_number))
+            return call_fault(key, err, "the steps before have no such layer");
+        if (key->rank < 0 || key->rank >= facts->ranks)
+            return call_fault(key, err, "the trace has no such rank");
+        if (i > 0 && by_key(&entry[i - 1], &entry[i]) == 0)
+            return call_fault(key, err, "recorded twice");
+        if (held < 0) {
+            held = (sum_of(gather->count + entry[i].first, facts->experts) + facts->top_k - 1) /
+                   facts->top_k;
+            tokens[key->rank] = held > tokens[key->rank] ? held : tokens[key->rank];
+        } else if (layers[key->rank] > 0 && tokens[key->rank] != held) {
+            return call_fault(key, err, "another number of tokens than in the layers before");
+        } else {
+            tokens[key->rank] = held;
+        }
+        layers[key->rank]++;
+    }
+    for (int32_t r = 0; r < facts->ranks; r++)
+        if (layers[r] != 0 && layers[r] != gather->layers)
+            return mz_fail(err, MZ_EINPUT,
+                           "step %lld, micro-batch %d, rank %d: %d of %d layers; the recording is "
+                           "incomplete",
+                           (long long)entry->key.step, entry->key.micro_batch, r, layers[r],
+                           gather->layers);
+    return MZ_OK;
+}
+
+static mz_code write_calls(const mz_gather *gather, const mz_gather_entry *entry, size_t entries,
+                           const int64_t *tokens, const int64_t *begin, mz_trace_writer *writer,
+                           mz_import_report *report, mz_err *err) {
+    const mz_trace_facts *facts = gather->facts;
+    bool counts = facts->kind == MZ_TRACE_COUNTS;
+    mz_code code = MZ_OK;
+    for (size_t i = 0; i < entries && !code; i++) {
+        const mz_gather_key *key = &entry[i].key;
+        const int64_t *label = bsearch(&key->layer, gather->label, (size_t)gather->layers,
+                                       sizeof *gather->label, by_number);
+        mz_trace_call_data call = {.step = key->step,
+                                   .micro_batch = key->micro_batch,
+                                   .layer = (int32_t)(label - gather->label),
+                                   .rank = key->rank,
+                                   .token_begin = begin[key->rank],
+                                   .tokens = tokens[key->rank]};
+        if (counts) {
+            call.count = gather->count + entry[i].first;
+            call.pairs = sum_of(call.count, facts->experts);
+        } else {
+            call.expert = gather->expert + entry[i].first;
+            call.weight = facts->has_weight ? gather->weight + entry[i].first : NULL;
+            call.pairs = call.tokens * facts->top_k;
+        }
+        code = mz_trace_write_call(writer, &call, err);
+        report->calls++;
+        report->pairs += call.pairs;
+    }
+    return code;
+}
+
+/* One (step, micro-batch). `scratch` holds 2 numbers per rank, `layers` one. */
+static mz_code write_group(mz_gather *gather, const mz_gather_entry *entry, size_t entries,
+                           int64_t *scratch, int32_t *layers, mz_trace_writer *writer,
+                           mz_import_report *report, mz_err *err) {
+    int32_t ranks = gather->facts->ranks;
+    int64_t *tokens = scratch, *begin = scratch + ranks;
+    memset(tokens, 0, (size_t)ranks * sizeof *tokens);
+    memset(layers, 0, (size_t)ranks * sizeof *layers);
+    mz_code code = agree(gather, entry, entries, tokens, layers, err);
+    if (code)
+        return code;
+    for (int32_t r = 0; r < ranks; r++) {
+        begin[r] = gather->token;
+        gather->token += tokens[r];
+        report->tokens += tokens[r];
+    }
+    return write_calls(gather, entry, entries, tokens, begin, writer, report, err);
+}
+
+mz_code mz_gather_write(mz_gather *gather, mz_trace_writer *writer, mz_import_report *report,
+                        mz_err *err) {
+    size_t ranks = (size_t)gather->facts->ranks;
+    int64_t *scratch = mz_calloc(ranks, 2 * sizeof *scratch);
+    int32_t *layers = mz_calloc(ranks, sizeof *layers);
+    mz_code code = scratch && layers ? MZ_OK : mz_fail_nomem(err, "tokens per rank");
+    if (gather->entries > 0)
+        qsort(gather->entry, gather->entries, sizeof *gather->entry, by_key);
+    for (size_t i = 0, next; i < gather->entries && !code; i = next) {
+        const mz_gather_key *key = &gather->entry[i].key;
+        for (next = i + 1; next < gather->entries; next++)
+            if (gather->entry[next].key.step != key->step ||
+                gather->entry[next].key.micro_batch != key->micro_batch)
+                break;
+        code =
+            write_group(gather, gather->entry + i, next - i, scratch, layers, writer, report, err);
+    }
+    free(scratch);
+    free(layers);
+    gather->entries = gather->pairs = gather->counts = 0;
+    return code;
+}
+
+void mz_gather_free(mz_gather *gather) {
+    free(gather->entry);
+    free(gather->expert);
+    free(gather->weight);
+    free(gather->count);
+    free(gather->label);
+    *gather = (mz_gather){0};
+}
+
+const char *mz_gather_labels(const mz_gather *gather, char *text, size_t size) {
+    const int64_t *label = gather->label;
+    int32_t n = gather->layers;
+    if (n > 1 && label[n - 1] - label[0] == n - 1) {
+        snprintf(text, size, "%lld-%lld", (long long)label[0], (long long)label[n - 1]);
+        return text;
+    }
+    size_t used = 0;
+    text[0] = '\0';
+    for (int32_t i = 0; i < n && used + 28 < size; i++)
+        used +=
+            (size_t)snprintf(text + used, size - used, "%s%lld", i ? "," : "", (long long)label[i]);
+    if (used + 28 >= size)
+        snprintf(text + used, size - used, "...");
+    return text;
+}

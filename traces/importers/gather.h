@@ -1,0 +1,52 @@
+/* Calls gathered in any order, then sorted, checked and written. Layers are known by the number
+ * that the source gives them (a label) and renumbered from 0 without gaps. */
+#ifndef MIZAN_TRACES_IMPORTERS_GATHER_H
+#define MIZAN_TRACES_IMPORTERS_GATHER_H
+
+#include "traces/importers/common.h"
+
+typedef struct mz_gather_key {
+    int64_t step, layer; /* layer: the source's number */
+    int32_t micro_batch, rank;
+} mz_gather_key;
+
+typedef struct mz_gather_entry mz_gather_entry;
+
+/* Owns what it gathered. Memory: 2 top_k bytes per token and call, 4 more per weight; 8 bytes per
+ * count. The trace's facts must outlive it. */
+typedef struct mz_gather {
+    const mz_trace_facts *facts; /* kind, top_k, experts, has_weight before the first call; layers
+                                    and ranks before the first write */
+    mz_gather_entry *entry;
+    size_t entries, entry_room;
+    uint16_t *expert;
+    float *weight;
+    int64_t *count;
+    size_t expert_room, weight_room, count_room, pairs, counts;
+    int64_t *label; /* of each layer of the trace, ascending */
+    int32_t layers;
+    int64_t token; /* next number on the token axis */
+} mz_gather;
+
+/* A call of `tokens` tokens; *expert (and *weight, where the trace has weights) is room for tokens
+ * x top_k values that the caller fills at once (valid until the next call of these functions). */
+mz_code mz_gather_pairs(mz_gather *gather, const mz_gather_key *key, int64_t tokens,
+                        uint16_t **expert, float **weight, mz_err *err);
+/* A call of counts; *count is room for E zeros that the caller fills at once. tokens < 0: they are
+ * the call's pairs over top_k, rounded up, of the layer that has most. */
+mz_code mz_gather_counts(mz_gather *gather, const mz_gather_key *key, int64_t tokens,
+                         int64_t **count, mz_err *err);
+/* Settles the layers of the trace from what is gathered: gather->layers and label. MZ_EINPUT when
+ * there are none or too many. */
+mz_code mz_gather_settle(mz_gather *gather, mz_err *err);
+/* Writes what is gathered and forgets it. MZ_EINPUT: a call twice, a layer that was not settled, a
+ * rank that lacks a layer or has another number of tokens in it. Tokens of one (step, micro-batch)
+ * are numbered by rank. */
+mz_code mz_gather_write(mz_gather *gather, mz_trace_writer *writer, mz_import_report *report,
+                        mz_err *err);
+void mz_gather_free(mz_gather *gather);
+
+/* "1-26" or "0,7,15": the labels of the layers, for notes. Returns `text`. */
+const char *mz_gather_labels(const mz_gather *gather, char *text, size_t size);
+
+#endif
