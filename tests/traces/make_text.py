@@ -1,0 +1,113 @@
+"""Writes recordings in the text formats of other programs, following the description of each format,
+and what a trace made from them must hold (expected.npz). `make_text.py check TRACE` compares."""
+import base64
+import json
+import os
+import sys
+
+import numpy as np
+
+rng = np.random.default_rng(20)
+
+
+def expect(**values):
+    np.savez("expected.npz", **{k.replace("__", "/"): np.asarray(v) for k, v in values.items()})
+
+
+def draw(tokens, layers, experts, top_k, ordered=False):
+    """Ids [tokens, layers, top_k], without repetition, popularity uneven."""
+    share = 1.0 / (1 + np.arange(experts))
+    ids = np.stack([rng.choice(experts, top_k, False, share / share.sum()) for _ in range(tokens * layers)])
+    return (np.sort(ids) if ordered else ids).reshape(tokens, layers, top_k).astype(np.int64)
+
+
+def calls(rows):
+    """Columns of /calls from (step, micro_batch, layer, rank, tokens) in any order."""
+    rows = sorted(rows)
+    begin, at = {}, 0
+    for step, batch in sorted({r[:2] for r in rows}):
+        for rank in sorted({r[3] for r in rows if r[:2] == (step, batch)}):
+            begin[step, batch, rank] = at
+            at += next(r[4] for r in rows if r[:2] == (step, batch) and r[3] == rank)
+    return dict(calls__step=[r[0] for r in rows], calls__micro_batch=[r[1] for r in rows],
+                calls__layer=[r[2] for r in rows], calls__rank=[r[3] for r in rows],
+                calls__tokens=[r[4] for r in rows],
+                calls__token_begin=[begin[r[0], r[1], r[3]] for r in rows])
+
+
+def blocks(ids, weights=None, sequences=None, domains=None):
+    """A log without steps that fits one block: [tokens, layers, k] becomes one call per layer."""
+    tokens, layers, k = ids.shape
+    more = {} if weights is None else dict(pairs__weight=weights.transpose(1, 0, 2).ravel().astype(np.float32))
+    if sequences is not None:
+        more.update(sequences__tokens=sequences, sequences__token_begin=np.cumsum([0] + list(sequences))[:-1])
+    if domains is not None:
+        more.update(sequences__domain=domains)
+    expect(pairs__expert=ids.transpose(1, 0, 2).ravel(), **more,
+           **calls([(0, 0, l, 0, tokens) for l in range(layers)]))
+
+
+def bfloat16(x):
+    """Truncated to bfloat16: (bytes, values)."""
+    bits = np.asarray(x, "<f4").view("<u4") >> 16
+    return bits.astype("<u2").tobytes(), (bits << 16).view("<f4")
+
+
+def softmax(x):
+    e = np.exp(x.astype(np.float64) - x.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
+
+
+def megatron_router(stages=1, logits=False):
+    """Ranks 0, 1 of each pipeline stage; layers 0 and 2 of a stage; steps 3 and 4, 2 micro-batches."""
+    experts, k, held, weight = 8, 2, {}, {}
+    for stage in range(stages):
+        for source in range(2):
+            rank, offset = stage * 2 + source, 0
+            out, raw = open(f"router_trace_rank{rank}.jsonl", "w"), open(f"logits_rank{rank}.bin", "wb")
+            for step in 3, 4:
+                for batch in range(2):
+                    for layer in 0, 2:
+                        tokens = 5 + source + batch
+                        x = rng.normal(size=(tokens, experts)).astype(np.float32)
+                        stored, x = bfloat16(x)
+                        ids = np.argsort(-x, 1, "stable")[:, :k]
+                        line = dict(step=step, stage="pre_dispatch", block="decoder", layer=layer, rank=rank,
+                                    num_tokens=tokens, topk=k, top_indices=ids.tolist())
+                        if logits:
+                            line.update(logit_offset=raw.tell(), logit_bytes=len(stored),
+                                        logit_shape=[tokens, experts])
+                        raw.write(stored)
+                        out.write(json.dumps(line) + "\n")
+                        key = step, batch, stage * 2 + layer // 2, source
+                        held[key] = ids
+                        chosen = np.take_along_axis(x, ids, 1)
+                        weight[key] = softmax(chosen)
+                    out.write(json.dumps(dict(step=step, stage="pre_dispatch", block="mtp", mtp_idx=0, layer=0,
+                                              rank=rank, num_tokens=1, topk=k, top_indices=[[0, 1]])) + "\n")
+    order = sorted(held)
+    more = dict(pairs__weight=np.concatenate([weight[o].ravel() for o in order]).astype(np.float32)) if logits else {}
+    expect(pairs__expert=np.concatenate([held[o].ravel() for o in order]), **more,
+           **calls([o + (len(held[o]),) for o in order]))
+
+
+def megatron_router_stages():
+    megatron_router(stages=2)
+
+
+def megatron_router_logits():
+    megatron_router(logits=True)
+
+
+def check(path):
+    import h5py
+    trace, expected = h5py.File(path), np.load("expected.npz")
+    for name in expected.files:
+        have, want = trace[name][:], expected[name]
+        assert have.shape == want.shape, (name, have.shape, want.shape)
+        close = np.allclose(have, want, 1e-6, 0) if want.dtype.kind == "f" else (have == want).all()
+        assert close, (name, have, want)
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]](*sys.argv[2:])

@@ -1,0 +1,64 @@
+#include "traces/importers/ranks.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+/* One number; *end is behind it. */
+static bool number(const char *text, char **end, int64_t *value) {
+    errno = 0;
+    *value = strtoll(text, end, 10);
+    return *end != text && errno == 0 && *value >= 0;
+}
+
+mz_code mz_rank_value(const char *option, const char *list, int64_t rank, bool exact,
+                      int64_t *value, mz_err *err) {
+    int64_t best = -1;
+    for (const char *p = list;;) {
+        int64_t from, here;
+        char *end;
+        if (!number(p, &end, &from) || *end != ':' || !number(end + 1, &end, &here) ||
+            (*end != ',' && *end != '\0'))
+            return mz_fail(err, MZ_EINPUT, "--%s: '%.60s' is not RANK:NUMBER,RANK:NUMBER,...",
+                           option, list);
+        if (from <= rank && from > best && (!exact || from == rank)) {
+            best = from;
+            *value = here;
+        }
+        if (*end == '\0')
+            break;
+        p = end + 1;
+    }
+    if (best < 0)
+        return mz_fail(err, MZ_EINPUT, "--%s: '%.60s' says nothing of rank %lld", option, list,
+                       (long long)rank);
+    return MZ_OK;
+}
+
+mz_code mz_rank_stages(mz_rank_file *file, int count, const char *layer_offsets, int32_t *sources,
+                       mz_err *err) {
+    for (int i = 0; i < count; i++) {
+        file[i].offset = 0;
+        mz_code code = layer_offsets ? mz_rank_value("layer-offsets", layer_offsets, file[i].rank,
+                                                     false, &file[i].offset, err)
+                                     : MZ_OK;
+        if (code)
+            return code;
+    }
+    for (int i = 0; i < count; i++) {
+        int32_t members = 0;
+        file[i].source = 0;
+        for (int j = 0; j < count; j++) {
+            if (i != j && file[j].rank == file[i].rank)
+                return mz_fail(err, MZ_EINPUT, "two files of rank %lld", (long long)file[i].rank);
+            members += file[j].offset == file[i].offset;
+            file[i].source += file[j].offset == file[i].offset && file[j].rank < file[i].rank;
+        }
+        if (i > 0 && members != *sources)
+            return mz_fail(err, MZ_EINPUT,
+                           "%d ranks with layer offset %lld, but %d with another: every pipeline "
+                           "stage must have the same number of ranks",
+                           members, (long long)file[i].offset, *sources);
+        *sources = members;
+    }
+    return MZ_OK;
+}
