@@ -183,7 +183,8 @@ static void sink(mz_flow *flow, int32_t l) {
     }
 }
 
-/* Moves `l` behind links of lower level, leaving them the flows they hold back. */
+/* Moves `l` behind links of lower level, leaving them the flows they hold back. They would take
+ * them themselves when they sink, but by then `l` would have had too high a level for nothing. */
 static void rise(mz_flow *flow, int32_t l) {
     const link_state *link = &flow->link[l];
     while (link->own > 0 && link->rank + 1 < flow->ordered) {
