@@ -101,7 +101,7 @@ static void start_actors(int32_t ranks) {
 }
 
 static int load_platform(const pod *p) {
-    char path[] = "/tmp/mizan-platform-XXXXXX.xml";
+    char path[] = P_tmpdir "/mizan-platform-XXXXXX.xml";
     int descriptor = mkstemps(path, 4);
     FILE *file = descriptor < 0 ? NULL : fdopen(descriptor, "w");
     if (file == NULL || write_platform(p, file) != 0) {

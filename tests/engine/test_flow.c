@@ -309,7 +309,7 @@ static void test_accuracy(void **state) {
     print_message("accuracy 0.01: %llu solutions instead of %llu, worst error %.4f\n",
                   (unsigned long long)merged, (unsigned long long)solutions, worst);
     assert_true(merged < solutions);
-    assert_true(worst <= 0.02);
+    assert_true(worst <= 0.01);
 }
 
 static void test_refuses_links(void **state) {
