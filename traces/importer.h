@@ -27,6 +27,9 @@ typedef struct mz_import_options {
     const char *ep_ranks;      /* "RANK:EP_RANK,...": place of each rank in its expert group */
     const char *scores;        /* how logits become weights */
     const char *filler_last;   /* "yes", "no": the last row of a sequence is no token */
+    int ranks_hold; /* files of several ranks count 1 the same tokens, 2 their own tokens, 3 their
+                       own experts */
+    int padding;    /* rows of zeros: 1 none, 2 before each sequence, 3 before and behind it */
     bool dropped;              /* counts are those after dropping */
     bool force;
 } mz_import_options;

@@ -1,6 +1,5 @@
 #include "traces/npy.h"
 
-#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -146,7 +145,7 @@ mz_code mz_npy_open(const char *path, mz_npy *npy, mz_err *err) {
     return code;
 }
 
-static bool to_int(const mz_npy_shape *shape, const unsigned char *p, int64_t *value) {
+bool mz_npy_to_int(const mz_npy_shape *shape, const unsigned char *p, int64_t *value) {
     uint64_t raw = 0;
     for (int i = shape->size - 1; i >= 0; i--)
         raw = raw << 8 | p[i];
@@ -158,10 +157,10 @@ static bool to_int(const mz_npy_shape *shape, const unsigned char *p, int64_t *v
     return shape->kind == 'i' || raw <= INT64_MAX;
 }
 
-static float to_float(const mz_npy_shape *shape, const unsigned char *p) {
+float mz_npy_to_float(const mz_npy_shape *shape, const unsigned char *p) {
     if (shape->kind != 'f') {
         int64_t value;
-        to_int(shape, p, &value);
+        mz_npy_to_int(shape, p, &value);
         return (float)value;
     }
     if (shape->size == 2)
@@ -202,7 +201,7 @@ mz_code mz_npy_read_int(mz_npy *npy, int64_t *out, int64_t count, mz_err *err) {
         if (code)
             return code;
         for (int64_t i = 0; i < have; i++)
-            if (!to_int(&npy->shape, buffer + i * npy->shape.size, out++))
+            if (!mz_npy_to_int(&npy->shape, buffer + i * npy->shape.size, out++))
                 return mz_fail(err, MZ_EINPUT, "%s: element %lld is too large",
                                mz_input_path(npy->input), (long long)(npy->done + i));
         npy->done += have;
@@ -217,7 +216,7 @@ mz_code mz_npy_read_float(mz_npy *npy, float *out, int64_t count, mz_err *err) {
         if (code)
             return code;
         for (int64_t i = 0; i < have; i++)
-            *out++ = to_float(&npy->shape, buffer + i * npy->shape.size);
+            *out++ = mz_npy_to_float(&npy->shape, buffer + i * npy->shape.size);
         npy->done += have;
     }
     return MZ_OK;

@@ -11,6 +11,7 @@
 #include "common/base/err.h"
 #include "common/io/input.h"
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -43,6 +44,10 @@ mz_code mz_npy_read_float(mz_npy *npy, float *out, int64_t count, mz_err *err);
 /* After the last element: MZ_EINPUT if elements are left or bytes follow. */
 mz_code mz_npy_finish(mz_npy *npy, mz_err *err);
 void mz_npy_close(mz_npy *npy);
+
+/* One element at `p`. An integer that int64 cannot hold: false. */
+bool mz_npy_to_int(const mz_npy_shape *shape, const unsigned char *p, int64_t *value);
+float mz_npy_to_float(const mz_npy_shape *shape, const unsigned char *p);
 
 /* IEEE 754 binary16 to binary32. */
 float mz_half_to_float(uint16_t half);

@@ -5,6 +5,9 @@
 #include "traces/importer.h"
 
 extern const mz_importer mz_import_smartmoe_log, mz_import_smartmoe_npy, mz_import_npy_ids,
-    mz_import_gpt_oss_json, mz_import_laer_csv, mz_import_megatron_router;
+    mz_import_gpt_oss_json, mz_import_laer_csv, mz_import_megatron_router, mz_import_megatron_tpe,
+    mz_import_sglang_json;
+
+extern const mz_importer mz_import_trt_safetensors;
 
 #endif

@@ -1,0 +1,11 @@
+#!/usr/bin/env bats
+# Binary routing dumps, made by a script that shares nothing with the importers: what they become,
+# and that every bad file is refused with one line.
+
+load common
+
+setup() { enter_tmpdir; }
+
+binary() { "$python" "$root/tests/traces/make_binary.py" "$mizan" "$@"; }
+
+@test "TensorRT-LLM statistic" { binary trt; }
