@@ -40,9 +40,9 @@ static int teardown(void **state) {
 
 /* Path of a recorded file; skips the test where it is absent. */
 static char *recorded(const fixture *f, const char *name) {
-    char *path = malloc(strlen(f->traces) + strlen(name) + 2);
-    assert_non_null(path);
-    sprintf(path, "%s/%s", f->traces, name);
+    char *path = NULL;
+    if (asprintf(&path, "%s/%s", f->traces, name) < 0)
+        fail_msg("out of memory");
     if (access(path, R_OK) != 0) {
         print_message("skipped: no %s (set MIZAN_TRACES)\n", path);
         free(path);
