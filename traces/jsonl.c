@@ -111,3 +111,20 @@ mz_code mz_jsonl_weights(const mz_jsonl *in, const char *what, const json_t *arr
     }
     return MZ_OK;
 }
+
+const char *mz_json_counts(const json_t *array, size_t size, int64_t *count, size_t *at) {
+    *at = 0;
+    if (!json_is_array(array))
+        return "is not a list";
+    if (json_array_size(array) != size)
+        return "does not have as many entries as the list before it";
+    for (*at = 0; *at < size; ++*at) {
+        const json_t *member = json_array_get(array, *at);
+        double value = json_number_value(member);
+        if (!json_is_number(member) || !(value >= 0 && value <= UINT32_MAX) ||
+            (double)(int64_t)value != value)
+            return "is not a count (a whole number from 0 to 2^32-1)";
+        count[*at] = (int64_t)value;
+    }
+    return NULL;
+}

@@ -37,4 +37,8 @@ mz_code mz_jsonl_ids(const mz_jsonl *in, const char *what, const json_t *array, 
 mz_code mz_jsonl_weights(const mz_jsonl *in, const char *what, const json_t *array, int32_t top_k,
                          float *weight, mz_err *err);
 
+/* A list of `size` counts, whole and from 0 to 2^32-1 (123.0 is accepted); NULL, or what is wrong
+ * with entry *at. */
+const char *mz_json_counts(const json_t *array, size_t size, int64_t *count, size_t *at);
+
 #endif

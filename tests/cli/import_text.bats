@@ -79,3 +79,76 @@ note() { "$python" -c 'import h5py, sys; print(h5py.File("t.h5")["run"].attrs["i
     rm logits_rank1.bin
     bad "logits_rank1.bin, which cannot be read" router_trace_rank?.jsonl --scores softmax-all
 }
+
+@test "Megatron tokens per expert" {
+    make megatron_tpe
+    bad "pass --ep-size N" rank?.jsonl --top-k 2
+    bad "pass --top-k" rank?.jsonl --ep-size 2
+    takes megatron-tpe rank?.jsonl --top-k 2 --ep-size 2 --layer-offsets 0:0,4:2
+    [[ $stderr == *"16 rows left out: lines of multi-token prediction"* ]]
+    [[ $(note) == *"layers=0-3; ep size=2; layer offsets=0:0,4:2; counts=after dropping; sources=dealt evenly"* ]]
+    # The same, with the places told: ranks 0 and 2 change theirs, so their experts do.
+    "$mizan" trace import -q rank?.jsonl --top-k 2 --ep-size 2 --layer-offsets 0:0,4:2 \
+        --ep-ranks 0:0,1:1,2:0,3:1,4:0,5:1,6:0,7:1 -o u.h5
+    make check u.h5
+    bad "place 2 of rank 1" rank?.jsonl --top-k 2 --ep-size 2 --ep-ranks 0:0,1:2,2:0,3:1,4:0,5:1,6:0,7:1
+    bad "says nothing of rank 1" rank?.jsonl --top-k 2 --ep-size 2 --ep-ranks 0:0
+    bad "place 1 of expert group 0 is missing" rank[02].jsonl --top-k 2 --ep-size 2
+    bad "no whole groups of --ep-size 2" rank[012].jsonl --top-k 2 --ep-size 2
+    bad "--experts 8, but 2 ranks with 3 experts each" rank?.jsonl --top-k 2 --ep-size 2 --experts 8
+    cp rank0.jsonl trace0.jsonl
+    bad "the rank must stand in the file's name" trace0.jsonl --top-k 2 --ep-size 1
+    ok="--top-k 2 --ep-size 1"
+    bad "no multiple of top-2" rank0.jsonl $ok
+    head -c 100 rank0.jsonl >cut_rank0.jsonl
+    bad "cut_rank0.jsonl: line 2: column" cut_rank0.jsonl $ok
+    sed '1s/"tpe": \[\[[0-9]*/"tpe": [[-1/' rank0.jsonl >a_rank0.jsonl
+    bad "a_rank0.jsonl: line 1: tpe[0]: entry 0 is not a count" a_rank0.jsonl $ok
+    sed '1s/"iter": 100/"iter": "a"/' rank0.jsonl >b_rank0.jsonl
+    bad 'b_rank0.jsonl: line 1: "iter" is not a whole number' b_rank0.jsonl $ok
+    sed '2s/"tpe": \[\[[0-9]*, /"tpe": [[/' rank0.jsonl >c_rank0.jsonl
+    bad "c_rank0.jsonl: line 2: tpe[0]: entry 0 does not have as many entries" c_rank0.jsonl $ok --dropped
+    sed '2s/"layer": 1, //' rank0.jsonl >d_rank0.jsonl
+    bad 'd_rank0.jsonl: line 2: no member "layer"' d_rank0.jsonl $ok --dropped
+}
+
+@test "Megatron tokens per expert after dropping" {
+    make megatron_tpe_dropped
+    bad "need --dropped or --tokens" rank?.jsonl --top-k 2 --ep-size 2 --layer-offsets 0:0,4:2
+    takes megatron-tpe rank?.jsonl --top-k 2 --ep-size 2 --layer-offsets 0:0,4:2 --dropped
+    "$mizan" trace import -q rank?.jsonl --top-k 2 --ep-size 2 --layer-offsets 0:0,4:2 --tokens 12 -o t12.h5
+    "$python" -c 'import h5py; assert set(h5py.File("t12.h5")["calls/tokens"]) == {12}'
+    bad "--tokens 3 at top-2 make no more than 6" rank?.jsonl --top-k 2 --ep-size 2 --tokens 3
+}
+
+@test "SGLang logical_count" {
+    make sglang_json 3
+    bad "pass --top-k" counts.json --phase decode
+    bad "pass --phase" counts.json --top-k 2
+    takes sglang-json counts.json --top-k 2 --phase decode
+    [[ $stderr == *"9 rows left out: rows of zeros"* ]]
+    [[ $(note) == *"layers=1,2,4"* ]]
+    make sglang_json 1
+    takes sglang-json counts.json --top-k 2 --phase prefill
+    ok="--top-k 2 --phase decode"
+    bad "6 experts in the file, but --experts 8" counts.json $ok --experts 8
+    bad "no multiple of top-4" counts.json --top-k 4 --phase decode
+    head -c 60 counts.json >cut.json
+    bad "cut.json" cut.json $ok
+    for text in '[1, 2]' '[]' '[[]]' '{}' '[[[]]]' '"a"'; do
+        echo "{\"logical_count\": $text}" >a.json
+        bad "logical_count is not" a.json $ok
+    done
+    echo '{"logical_count": [[1, 1], [2, -2]]}' >b.json
+    bad "logical_count[1]: entry 1 is not a count" b.json $ok
+    echo '{"logical_count": [[1, 1], [2, 2, 3]]}' >c.json
+    bad "logical_count[1]: entry 0 does not have as many" c.json $ok
+    echo '{"logical_count": [[1, 1], [2, 2]]}' >d.json
+    bad "other tokens than in the layers before" d.json $ok
+    echo '{"logical_count": [[0, 0], [0, 0]]}' >e.json
+    bad "all counts are 0" e.json $ok
+    echo '{"other": 1, "x": "\"logical_count\""}' >f.json
+    bad "f.json" f.json -f sglang-json $ok
+    echo '{"logical_count": [[1, 1]]}' >g.json
+    bad "unlike the files before" counts.json g.json $ok
+}

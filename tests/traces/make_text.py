@@ -99,6 +99,63 @@ def megatron_router_logits():
     megatron_router(logits=True)
 
 
+def counts_of(ids, experts):
+    """[layers, experts] of ids [tokens, layers, k]."""
+    return np.stack([np.bincount(ids[:, l].ravel(), minlength=experts) for l in range(ids.shape[1])])
+
+
+def megatron_tpe(dropped=False):
+    """8 ranks of 2 stages; expert groups of 2 ranks, so 2 groups a stage; 3 local experts; layers 0, 1."""
+    k, held = 2, {}
+    out = [open(f"rank{r}.jsonl", "w") for r in range(8)]
+    for step in 100, 200:
+        for stage in range(2):
+            for layer in 0, 1:
+                tpe = {r: [] for r in range(4)}
+                for batch in range(2):
+                    for group in range(2):
+                        load = counts_of(draw(10 + 2 * batch, 1, 6, k), 6)[0]
+                        if dropped:
+                            load = np.minimum(load, 6)
+                        tpe[2 * group].append(load[:3].tolist())
+                        tpe[2 * group + 1].append(load[3:].tolist())
+                        deal, turn = np.zeros((2, 6), int), 0
+                        for e, pairs in enumerate(load):
+                            deal[:, e] += pairs // 2
+                            if pairs % 2:
+                                deal[turn, e] += 1
+                                turn = 1 - turn
+                        for s in range(2):
+                            held[step, batch, 2 * stage + layer, 2 * group + s] = deal[s]
+                for r, lists in tpe.items():
+                    out[4 * stage + r].write(json.dumps(dict(iter=step, block="decoder", layer=layer, tpe=lists)) + "\n")
+        for o in out:
+            o.write(json.dumps(dict(iter=step, block="mtp", layer=0, tpe=[[1, 2, 3]])) + "\n")
+    order = sorted(held)
+    most = {}
+    for step, batch, layer, rank in order:
+        load = held[step, batch, layer, rank].sum()
+        most[step, batch, rank] = max(most.get((step, batch, rank), 0), -(-load // k))
+    expect(counts=[held[o] for o in order], **calls([o + (most[o[0], o[1], o[3]],) for o in order]))
+
+
+def megatron_tpe_dropped():
+    megatron_tpe(dropped=True)
+
+
+def sglang_json(steps="3"):
+    """Layers 0 and 3 of 5 are dense; the second step is empty."""
+    n, k = int(steps), 2
+    counts = np.zeros((n, 5, 6), int)
+    for s in range(n):
+        if s != 1:
+            counts[s][[1, 2, 4]] = counts_of(draw(7 + s, 3, 6, k), 6)
+    used = [s for s in range(n) if s != 1]
+    json.dump(dict(logical_count=(counts if n > 1 else counts[0]).tolist()), open("counts.json", "w"))
+    expect(counts=[counts[s, l] for s in used for l in (1, 2, 4)],
+           **calls([(s, 0, i, 0, 7 + s) for s in used for i in range(3)]))
+
+
 def check(path):
     import h5py
     trace, expected = h5py.File(path), np.load("expected.npz")

@@ -49,6 +49,22 @@ mz_code mz_gather_counts(mz_gather *gather, const mz_gather_key *key, int64_t to
     return add_entry(gather, key, tokens, first, err);
 }
 
+mz_code mz_gather_tokens(const mz_import_options *options, int32_t top_k, int64_t pairs,
+                         int64_t *tokens, mz_err *err) {
+    if (options->tokens > 0 && pairs > options->tokens * top_k)
+        return mz_fail(err, MZ_EINPUT,
+                       "%lld pairs, but --tokens %lld at top-%d make no more than %lld",
+                       (long long)pairs, (long long)options->tokens, top_k,
+                       (long long)(options->tokens * top_k));
+    if (options->tokens <= 0 && !options->dropped && pairs % top_k)
+        return mz_fail(err, MZ_EINPUT,
+                       "%lld pairs are no multiple of top-%d; counts after dropping need --dropped "
+                       "or --tokens N",
+                       (long long)pairs, top_k);
+    *tokens = options->tokens > 0 ? options->tokens : options->dropped ? -1 : pairs / top_k;
+    return MZ_OK;
+}
+
 static int by_number(const void *a, const void *b) {
     int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
     return (x > y) - (x < y);
@@ -117,7 +133,11 @@ static mz_code agree(const mz_gather *gather, const mz_gather_entry *entry, size
                    facts->top_k;
             tokens[key->rank] = held > tokens[key->rank] ? held : tokens[key->rank];
         } else if (layers[key->rank] > 0 && tokens[key->rank] != held) {
-            return call_fault(key, err, "another number of tokens than in the layers before");
+            return call_fault(key, err,
+                              facts->kind == MZ_TRACE_COUNTS
+                                  ? "other tokens than in the layers before; counts after dropping "
+                                    "need --dropped or --tokens N"
+                                  : "another number of tokens than in the layers before");
         } else {
             tokens[key->rank] = held;
         }

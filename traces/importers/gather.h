@@ -36,6 +36,11 @@ mz_code mz_gather_pairs(mz_gather *gather, const mz_gather_key *key, int64_t tok
  * the call's pairs over top_k, rounded up, of the layer that has most. */
 mz_code mz_gather_counts(mz_gather *gather, const mz_gather_key *key, int64_t tokens,
                          int64_t **count, mz_err *err);
+/* The `tokens` for mz_gather_counts out of the user's answers (--tokens, --dropped) and the call's
+ * pairs. MZ_EINPUT, without a place: pairs are no multiple of top-k, or more than the tokens make.
+ */
+mz_code mz_gather_tokens(const mz_import_options *options, int32_t top_k, int64_t pairs,
+                         int64_t *tokens, mz_err *err);
 /* Settles the layers of the trace from what is gathered: gather->layers and label. MZ_EINPUT when
  * there are none or too many. */
 mz_code mz_gather_settle(mz_gather *gather, mz_err *err);

@@ -1,7 +1,22 @@
 #include "traces/importers/ranks.h"
 
+#include "traces/importers/common.h"
+
+#include <ctype.h>
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
+
+int64_t mz_rank_of_name(const char *path) {
+    int64_t rank = -1;
+    for (const char *p = mz_base_name(path); (p = strstr(p, "rank")) != NULL;) {
+        p += strlen("rank");
+        p += *p == '_';
+        if (isdigit((unsigned char)*p))
+            rank = strtoll(p, NULL, 10);
+    }
+    return rank <= MZ_RANKS_MAX ? rank : -1;
+}
 
 /* One number; *end is behind it. */
 static bool number(const char *text, char **end, int64_t *value) {

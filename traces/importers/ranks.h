@@ -13,6 +13,9 @@
 mz_code mz_rank_value(const char *option, const char *list, int64_t rank, bool exact,
                       int64_t *value, mz_err *err);
 
+/* The number after the last "rank" in a file's name ("rank12.jsonl", "x_rank_3.txt"), or -1. */
+int64_t mz_rank_of_name(const char *path);
+
 /* A rank's file as the importers of per-rank recordings see it. */
 typedef struct mz_rank_file {
     int64_t rank;   /* as recorded */
