@@ -524,6 +524,70 @@ static mz_code choose_factor(const mz_shape *shape, mz_step_plan *plan, mz_err *
     return MZ_OK;
 }
 
+bool mz_step_plan_has_sequences(const mz_shape *shape) {
+    return shape->trace->facts.kind == MZ_TRACE_PAIRS && shape->trace->facts.has_sequences;
+}
+
+/* First sequence that begins at or after `token`; sequences ascend. */
+static int64_t sequence_at(const mz_trace_sequence *sequence, int64_t count, int64_t token) {
+    int64_t low = 0, high = count;
+    while (low < high) {
+        const int64_t middle = low + (high - low) / 2;
+        if (sequence[middle].token_begin < token)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+/* Lengths of the sequences of a piece into `length` (NULL: only counts them): the piece itself
+ * where pieces were dealt, else those recorded in its block. */
+static int64_t piece_sequences(const mz_shape *shape, const mz_piece *piece, int64_t *length) {
+    if (shape->deal) {
+        if (length)
+            *length = piece->tokens;
+        return 1;
+    }
+    const mz_trace_sequence *sequence;
+    const int64_t count = mz_trace_sequences(shape->trace, &sequence);
+    const int64_t begin = shape->blocks[piece->block].token_begin + piece->first;
+    const int64_t first = sequence_at(sequence, count, begin);
+    int64_t n = 0;
+    for (; first + n < count && sequence[first + n].token_begin < begin + piece->tokens; n++)
+        if (length)
+            length[n] = sequence[first + n].tokens;
+    return n;
+}
+
+/* Counting sort of all pieces' sequences by (micro-batch, rank). */
+static bool list_sequences(const mz_shape *shape, mz_step_plan *plan) {
+    const size_t ranks = (size_t)shape->ranks, cells = ranks * (size_t)plan->micros;
+    if (!mz_grow((void **)&plan->sequence_begin, &plan->sequence_begin_cap, cells + 2,
+                 sizeof *plan->sequence_begin))
+        return false;
+    /* Shifted by one cell, so that filling leaves the begins in place. */
+    int64_t *next = plan->sequence_begin + 1;
+    memset(plan->sequence_begin, 0, sizeof *next * (cells + 2));
+    for (size_t m = 0; m < (size_t)plan->micros; m++)
+        for (size_t i = 0; i < plan->micro[m].count; i++) {
+            const mz_piece *piece = &plan->micro[m].pieces[i];
+            next[m * ranks + (size_t)piece->rank + 1] += piece_sequences(shape, piece, NULL);
+        }
+    for (size_t cell = 0; cell < cells; cell++)
+        next[cell + 1] += next[cell];
+    if (!mz_grow((void **)&plan->sequence, &plan->sequence_cap, (size_t)next[cells] + 1,
+                 sizeof *plan->sequence))
+        return false;
+    for (size_t m = 0; m < (size_t)plan->micros; m++)
+        for (size_t i = 0; i < plan->micro[m].count; i++) {
+            const mz_piece *piece = &plan->micro[m].pieces[i];
+            int64_t *at = &next[m * ranks + (size_t)piece->rank];
+            *at += piece_sequences(shape, piece, plan->sequence + *at);
+        }
+    return true;
+}
+
 mz_code mz_step_plan_make(const mz_shape *shape, int64_t step, mz_step_plan *plan, mz_err *err) {
     bool none = shape->trace->facts.step_meaning == MZ_STEP_NONE;
     bool pairs = shape->trace->facts.kind == MZ_TRACE_PAIRS;
@@ -545,6 +609,8 @@ mz_code mz_step_plan_make(const mz_shape *shape, int64_t step, mz_step_plan *pla
     }
     if (code == MZ_OK && !pairs)
         code = choose_factor(shape, plan, err);
+    if (code == MZ_OK && mz_step_plan_has_sequences(shape) && !list_sequences(shape, plan))
+        code = nomem(err);
     if (code != MZ_OK)
         plan->step = -1;
     return code;
@@ -557,5 +623,7 @@ void mz_step_plan_free(mz_step_plan *plan) {
     }
     free(plan->micro);
     free(plan->tokens);
+    free(plan->sequence_begin);
+    free(plan->sequence);
     memset(plan, 0, sizeof *plan);
 }

@@ -45,6 +45,11 @@ typedef struct mz_step_plan {
     mz_micro *micro;
     int64_t *tokens; /* [micros][R] */
     size_t tokens_cap;
+    /* Lengths of whole sequences by (micro-batch, rank), where the trace has them. */
+    int64_t *sequence_begin; /* [micros * R + 1] */
+    size_t sequence_begin_cap;
+    int64_t *sequence;
+    size_t sequence_cap;
 } mz_step_plan;
 
 typedef struct mz_shape {
@@ -70,6 +75,8 @@ void mz_shape_free(mz_shape *shape);
 
 /* Plans step `step` (an ordinal of all steps, window not applied). */
 mz_code mz_step_plan_make(const mz_shape *shape, int64_t step, mz_step_plan *plan, mz_err *err);
+/* Whether plans list sequences: the trace holds pairs and a table of sequences. */
+bool mz_step_plan_has_sequences(const mz_shape *shape);
 void mz_step_plan_free(mz_step_plan *plan);
 
 /* Token boundaries of the parts in which source `source` of a micro-batch goes to ranks *first,

@@ -364,6 +364,10 @@ static mz_code next_step(void *self, mz_step_head *head, bool *end, mz_err *err)
     stream->step++;
     stream->ordinal = 0;
     *head = (mz_step_head){plan->label, plan->micros, stream->shape.layers, plan->tokens};
+    if (mz_step_plan_has_sequences(&stream->shape)) {
+        head->sequence_begin = plan->sequence_begin;
+        head->sequence_tokens = plan->sequence;
+    }
     if (stream->job_step != stream->step || stream->job_ordinal != 0)
         start_reading(stream, stream->step, 0);
     return MZ_OK;

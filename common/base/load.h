@@ -1,7 +1,8 @@
 /* The load of one layer call: who sends how many pairs to which expert, and, where the trace holds
  * them, the pairs themselves. Shared by traces (which fill it) and policies (which read it).
  *
- * A pair is one (token, expert) choice of the router. Source rank = the rank that holds the token. */
+ * A pair is one (token, expert) choice of the router. Source rank = the rank that holds the token.
+ */
 #ifndef MIZAN_BASE_LOAD_H
 #define MIZAN_BASE_LOAD_H
 
@@ -26,16 +27,16 @@ void mz_load_sum(mz_load *load);
  * the router's order within a token. Arrays that the trace does not hold are NULL. */
 typedef struct mz_pairs {
     int32_t sources;
-    int32_t top_k;              /* pairs per token, or 0: variable, see token_pairs */
+    int32_t top_k; /* pairs per token, or 0: variable, see token_pairs */
     int64_t tokens, pairs;
-    const int64_t *token_begin; /* [S+1] first token of each source */
-    const int64_t *pair_begin;  /* [S+1] first pair of each source */
+    const int64_t *token_begin;  /* [S+1] first token of each source */
+    const int64_t *pair_begin;   /* [S+1] first pair of each source */
     const uint16_t *token_pairs; /* [tokens] pairs of each token when top_k == 0, else NULL */
-    const uint16_t *expert;     /* [pairs] */
-    const float *weight;        /* [pairs] gate weight w, finite and >= 0, or NULL */
-    const float *grad_norm2;    /* [tokens] ||g||^2 of the layer output's gradient, or NULL */
-    const float *input_norm2;   /* [tokens] ||x||^2 of the layer input, or NULL */
-    const float *hidden_norm2;  /* [pairs] ||h||^2 of the saved down-projection input, or NULL */
+    const uint16_t *expert;      /* [pairs] */
+    const float *weight;         /* [pairs] gate weight w, finite and >= 0, or NULL */
+    const float *grad_norm2;     /* [tokens] ||g||^2 of the layer output's gradient, or NULL */
+    const float *input_norm2;    /* [tokens] ||x||^2 of the layer input, or NULL */
+    const float *hidden_norm2;   /* [pairs] ||h||^2 of the saved down-projection input, or NULL */
 } mz_pairs;
 
 /* Where loads come from: a trace, a generator, a benchmark. One pass, in order of
@@ -46,6 +47,11 @@ typedef struct mz_step_head {
     int32_t micro_batches; /* >= 1 */
     int32_t layers;        /* MoE layers */
     const int64_t *tokens; /* [micro_batches][ranks] tokens held by each rank */
+    /* Where the source knows sequences: lengths of those that rank r holds in micro-batch m are
+     * sequence_tokens[i], i from sequence_begin[m * ranks + r] to that of the next rank. They add
+     * up to at most `tokens`; tokens beyond belong to sequences of unknown length. NULL: none
+     * known. */
+    const int64_t *sequence_begin, *sequence_tokens;
 } mz_step_head;
 
 typedef struct mz_layer_call {

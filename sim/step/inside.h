@@ -161,6 +161,8 @@ struct mz_step {
     int32_t micro_batches;
     int64_t *tokens; /* [micro_batches][ranks] */
     size_t tokens_cap;
+    double *score_flops; /* [micro_batches][ranks][2] of attention, full and windowed layers */
+    size_t score_flops_cap;
     step_call *call; /* [micro_batches][moe][groups] */
     size_t call_cap;
     step_rank_work *work; /* [micro_batches][moe][ranks] */
@@ -261,6 +263,11 @@ static inline bool step_moves_decided(const mz_step *s) {
 step_widths step_widths_of(const mz_model *model);
 step_launches step_count_launches(const mz_model *model);
 void step_token_times_of(const mz_step *s, int64_t tokens, step_token_times *times);
+/* FLOPs of attention's scores, forward, of `tokens` tokens of which sequences of lengths
+ * length[0 .. count-1] are known; the rest lies in sequences of the usual length. */
+double step_score_flops(const mz_step *s, int32_t layer, int64_t tokens, const int64_t *length,
+                        int64_t count);
+void step_score_times_of(const mz_step *s, const double flops[2], step_token_times *times);
 double step_expert_forward(const mz_step *s, const int64_t *rows, int32_t groups, int64_t total);
 double step_expert_backward(const mz_step *s, const int64_t *rows, int32_t groups, int64_t total);
 double step_expert_again(const mz_step *s, const int64_t *rows, int32_t groups, int64_t total);

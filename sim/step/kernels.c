@@ -74,12 +74,33 @@ double step_row_copies(const mz_step *s, int64_t read, int64_t written) {
     return bytes(s, 2.0 * (double)s->model->hidden * (double)(read + written));
 }
 
-static double attention_scores(const mz_step *s, int32_t layer, int64_t tokens, bool backward) {
-    const int64_t sequence = s->sequence < tokens ? s->sequence : tokens;
-    double flops = mz_model_attention_flops(s->model, layer, (double)tokens, (double)sequence);
-    if (backward)
-        flops *= ATTENTION_BACKWARD;
-    return mz_cost_attention(&s->cluster->device, flops, backward);
+double step_score_flops(const mz_step *s, int32_t layer, int64_t tokens, const int64_t *length,
+                        int64_t count) {
+    double flops = 0;
+    for (int64_t i = 0; i < count; i++) {
+        const double l = (double)length[i];
+        flops += mz_model_attention_flops(s->model, layer, l, l);
+        tokens -= length[i];
+    }
+    if (tokens <= 0)
+        return flops;
+    const int64_t usual = s->sequence < tokens ? s->sequence : tokens;
+    return flops + mz_model_attention_flops(s->model, layer, (double)tokens, (double)usual);
+}
+
+static double score_time(const mz_step *s, double flops, bool backward) {
+    if (flops <= 0)
+        return 0;
+    return mz_cost_attention(&s->cluster->device, backward ? flops * ATTENTION_BACKWARD : flops,
+                             backward);
+}
+
+/* Layers with a window attend to less; the two kinds of a model are kept apart. */
+void step_score_times_of(const mz_step *s, const double flops[2], step_token_times *t) {
+    t->scores = score_time(s, flops[0], false);
+    t->scores_back = score_time(s, flops[0], true);
+    t->window_scores = score_time(s, flops[1], false);
+    t->window_scores_back = score_time(s, flops[1], true);
 }
 
 /* Everything of attention but the scores, which depend on the layer's window. */
@@ -151,11 +172,6 @@ void step_token_times_of(const mz_step *s, int64_t tokens, step_token_times *t) 
     t->score = bytes(s, row); /* ||g||^2: g once */
     if (s->options.recompute == MZ_RECOMPUTE_SELECTIVE)
         t->attention_back += t->selective;
-    /* Layers with a window attend to less; the two kinds of a model are kept apart. */
-    t->scores = attention_scores(s, s->full_layer, tokens, false);
-    t->scores_back = attention_scores(s, s->full_layer, tokens, true);
-    t->window_scores = attention_scores(s, s->window_layer, tokens, false);
-    t->window_scores_back = attention_scores(s, s->window_layer, tokens, true);
 }
 
 double step_select_time(const mz_step *s, int64_t pairs) {

@@ -1,5 +1,5 @@
-/* A whole simulation: loads from a source, any number of policies side by side, one run record each.
- * Every layer call is read once and handed to every policy. */
+/* A whole simulation: loads from a source, any number of policies side by side, one run record
+ * each. Every layer call is read once and handed to every policy. */
 #ifndef MIZAN_SIM_STEP_RUN_H
 #define MIZAN_SIM_STEP_RUN_H
 

@@ -244,9 +244,9 @@ void mz_step_free(mz_step **step) {
     if (!s)
         return;
     mz_graph_free(&s->graph);
-    void *const arrays[] = {s->tokens, s->call,      s->work,       s->message, s->move,
-                            s->cell,   s->cell_rank, s->cell_pairs, s->sending, s->mark,
-                            s->span,   s->begin,     s->interval,   s->order};
+    void *const arrays[] = {s->tokens, s->score_flops, s->call,      s->work,       s->message,
+                            s->move,   s->cell,        s->cell_rank, s->cell_pairs, s->sending,
+                            s->mark,   s->span,        s->begin,     s->interval,   s->order};
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++)
         free(arrays[i]);
     mz_arena_free(&s->arena);
@@ -256,6 +256,20 @@ void mz_step_free(mz_step **step) {
 
 /* ---- one step
  * ------------------------------------------------------------------------------------ */
+
+/* Attention by sequence bounds, once per (micro-batch, rank) of a step. */
+static void note_sequences(mz_step *s, const mz_step_head *head, int64_t rows) {
+    for (int64_t i = 0; i < rows; i++) {
+        const int64_t first = head->sequence_begin ? head->sequence_begin[i] : 0;
+        const int64_t count = head->sequence_begin ? head->sequence_begin[i + 1] - first : 0;
+        const int64_t *length = count > 0 ? head->sequence_tokens + first : NULL;
+        double *flops = s->score_flops + 2 * i;
+        flops[0] = step_score_flops(s, s->full_layer, head->tokens[i], length, count);
+        flops[1] = s->window_layer == s->full_layer
+                       ? flops[0]
+                       : step_score_flops(s, s->window_layer, head->tokens[i], length, count);
+    }
+}
 
 mz_code mz_step_begin(mz_step *s, const mz_step_head *head, mz_err *err) {
     if (head->layers != s->moe)
@@ -267,10 +281,13 @@ mz_code mz_step_begin(mz_step *s, const mz_step_head *head, mz_err *err) {
     const int64_t calls = (int64_t)head->micro_batches * s->moe * s->groups;
     const int64_t works = rows * s->moe;
     if (!mz_grow((void **)&s->tokens, &s->tokens_cap, (size_t)rows, sizeof *s->tokens) ||
+        !mz_grow((void **)&s->score_flops, &s->score_flops_cap, 2 * (size_t)rows,
+                 sizeof *s->score_flops) ||
         !mz_grow((void **)&s->call, &s->call_cap, (size_t)calls, sizeof *s->call) ||
         !mz_grow((void **)&s->work, &s->work_cap, (size_t)works, sizeof *s->work))
         return mz_fail_nomem(err, "the calls of a step");
     memcpy(s->tokens, head->tokens, sizeof *s->tokens * (size_t)rows);
+    note_sequences(s, head, rows);
     for (int64_t i = 0; i < calls; i++)
         s->call[i].present = false;
     s->number = head->step;

@@ -15,6 +15,8 @@ typedef struct fake_source {
     int64_t step;
     int32_t call;
     int64_t tokens[MICRO * RANKS];
+    int parts; /* equal sequences that a rank's tokens are made of; 0: unknown */
+    int64_t sequence_begin[MICRO * RANKS + 1], sequence_tokens[MICRO * RANKS * TOKENS];
     mz_load load;
     int64_t count[RANKS * EXPERTS], total[EXPERTS], source[RANKS];
 } fake_source;
@@ -44,6 +46,13 @@ static mz_code fake_step(void *self, mz_step_head *head, bool *end, mz_err *err)
         f->tokens[i] = TOKENS;
     *head = (mz_step_head){
         .step = f->step, .micro_batches = MICRO, .layers = LAYERS, .tokens = f->tokens};
+    for (int i = 0; f->parts && i < MICRO * RANKS; i++) {
+        f->sequence_begin[i + 1] = (int64_t)(i + 1) * f->parts;
+        for (int k = 0; k < f->parts; k++)
+            f->sequence_tokens[i * f->parts + k] = TOKENS / f->parts;
+        head->sequence_begin = f->sequence_begin;
+        head->sequence_tokens = f->sequence_tokens;
+    }
     f->step++;
     f->call = 0;
     return MZ_OK;
@@ -82,7 +91,7 @@ typedef struct fixture {
     mz_run run[8];
 } fixture;
 
-static void run_policies(fixture *f, char **policies, int count) {
+static void run_parts(fixture *f, char **policies, int count, int parts) {
     mz_err err;
     memset(f, 0, sizeof *f);
     assert_ok(mz_model_load("olmoe-1b-7b", MZ_SOURCE_DIR, &f->model, &err), &err);
@@ -94,9 +103,14 @@ static void run_policies(fixture *f, char **policies, int count) {
     assert_ok(mz_sim_create(f->model, f->cluster, &options, policies, count, &f->sim, &err), &err);
     fake_source fake;
     mz_load_source source = make_source(&fake);
+    fake.parts = parts;
     mz_app app = {0};
     assert_ok(mz_sim_run(f->sim, &source, &app, STEPS, &err), &err);
     assert_ok(mz_sim_results(f->sim, f->run, &err), &err);
+}
+
+static void run_policies(fixture *f, char **policies, int count) {
+    run_parts(f, policies, count, 0);
 }
 
 static void done(fixture *f) {
@@ -268,12 +282,46 @@ static void test_orders_that_must_hold(void **state) {
     done(&f);
 }
 
+static double attention_s(const mz_run *run) {
+    for (int k = 0; k < run->phases; k++)
+        if (strcmp(run->phase_name[k], "attention") == 0)
+            return run->phase_s[k];
+    return -1;
+}
+
+/* OLMoE: 16 heads of 128. Causal scores of a sequence of l tokens: QK^T and PV over l*l/2 pairs of
+ * positions, 2 FLOPs a multiplication with its addition. */
+static double score_seconds(const fixture *f, int parts) {
+    const double l = TOKENS / parts;
+    return mz_cost_attention(&f->cluster->device, parts * l * l / 2 * 2 * 2 * 128 * 16, false);
+}
+
+/* Attention goes by the bounds of sequences: parts of a rank's tokens cost the sum of their
+ * squares, and sequences that are all of the usual length cost what unknown ones do. */
+static void test_attention_by_sequence_bounds(void **state) {
+    (void)state;
+    char *policies[] = {"static"};
+    fixture unknown, one, four;
+    run_parts(&unknown, policies, 1, 0);
+    run_parts(&one, policies, 1, 1);
+    run_parts(&four, policies, 1, 4);
+    const double expected = LAYERS * MICRO * (score_seconds(&one, 1) - score_seconds(&one, 4));
+    const double difference = attention_s(one.run) - attention_s(four.run);
+    assert_true(expected > 0 && fabs(difference - expected) < 1e-9 * expected + 1e-15);
+    assert_true(one.run[0].step_time_s.mean == unknown.run[0].step_time_s.mean);
+    assert_true(four.run[0].step_time_s.mean < one.run[0].step_time_s.mean);
+    done(&unknown);
+    done(&one);
+    done(&four);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_static_imbalance),
         cmocka_unit_test(test_history_is_last_step),
         cmocka_unit_test(test_policies_are_independent),
         cmocka_unit_test(test_orders_that_must_hold),
+        cmocka_unit_test(test_attention_by_sequence_bounds),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -84,6 +84,55 @@ static double weigh(const uint16_t *expert, const float *weight, int64_t n) {
     return sum;
 }
 
+/* Lengths of one (micro-batch, rank): all of its tokens where sequences were dealt; as recorded
+ * those of the sequence table that lie in its block, in order. */
+static void check_sequences(const place *p, const mz_step_head *head, int32_t ranks, bool dealt) {
+    const fixture *f = p->f;
+    for (int64_t cell = 0; cell < (int64_t)head->micro_batches * ranks; cell++) {
+        int64_t i = head->sequence_begin[cell], end = head->sequence_begin[cell + 1], sum = 0;
+        for (int64_t k = i; k < end; k++)
+            sum += head->sequence_tokens[k];
+        assert_true(dealt ? sum == head->tokens[cell] : sum <= head->tokens[cell]);
+        for (int c = 0; c < f->calls && !dealt; c++) {
+            const mz_trace_call_data *call = &f->call[c];
+            if (call->step != head->step || call->layer != 0 ||
+                call->micro_batch * ranks + call->rank != cell)
+                continue;
+            for (int q = 0; q < f->sequences; q++)
+                if (f->sequence[q].token_begin >= call->token_begin &&
+                    f->sequence[q].token_begin < call->token_begin + call->tokens) {
+                    assert_true(i < end);
+                    assert_int_equal(head->sequence_tokens[i++], f->sequence[q].tokens);
+                }
+        }
+        assert_true(dealt || i == end);
+    }
+}
+
+static void test_sequences(void **state) {
+    for (int i = 0; i < COUNT_OF(shapes); i++) {
+        place p = open_place((uint64_t)(40 + i), shapes[i], MZ_STEP_ITERATION);
+        for (int32_t ranks = 0; ranks <= 9; ranks++) {
+            mz_err err;
+            mz_stream *stream = open_stream(&p, (mz_stream_options){.ranks = ranks});
+            mz_load_source source = mz_stream_source(stream);
+            const mz_trace_facts *facts = &p.f->facts;
+            const bool known = facts->kind == MZ_TRACE_PAIRS && facts->has_sequences;
+            for (bool end = false; !end;) {
+                mz_step_head head;
+                assert_ok(source.next_step(source.self, &head, &end, &err), &err);
+                if (end)
+                    continue;
+                assert_int_equal(head.sequence_begin != NULL, known);
+                if (known)
+                    check_sequences(&p, &head, source.ranks, mz_stream_reshaped(stream));
+            }
+            mz_stream_close(&stream);
+        }
+        close_place(&p);
+    }
+}
+
 static void conserve(place *p, mz_stream_options options) {
     mz_err err;
     mz_stream *stream = open_stream(p, options);
@@ -636,12 +685,18 @@ static void test_damage_while_reading(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_conservation), cmocka_unit_test(test_as_recorded),
-        cmocka_unit_test(test_dealing),      cmocka_unit_test(test_merging),
-        cmocka_unit_test(test_splitting),    cmocka_unit_test(test_hypergeometric),
-        cmocka_unit_test(test_resampling),   cmocka_unit_test(test_step_tokens),
-        cmocka_unit_test(test_no_steps),     cmocka_unit_test(test_reading_ahead),
-        cmocka_unit_test(test_refusals),     cmocka_unit_test(test_damage_while_reading)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_conservation),
+                                       cmocka_unit_test(test_as_recorded),
+                                       cmocka_unit_test(test_dealing),
+                                       cmocka_unit_test(test_merging),
+                                       cmocka_unit_test(test_splitting),
+                                       cmocka_unit_test(test_hypergeometric),
+                                       cmocka_unit_test(test_resampling),
+                                       cmocka_unit_test(test_step_tokens),
+                                       cmocka_unit_test(test_no_steps),
+                                       cmocka_unit_test(test_reading_ahead),
+                                       cmocka_unit_test(test_refusals),
+                                       cmocka_unit_test(test_sequences),
+                                       cmocka_unit_test(test_damage_while_reading)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
