@@ -40,6 +40,15 @@ mz_code mz_copy_domains(const mz_policy_env *env, mz_arena *arena, int32_t **dom
     return MZ_OK;
 }
 
+void mz_plan_mains(mz_plan *plan, const int32_t *main_rank) {
+    mz_plan_reset(plan);
+    for (int32_t e = 0; e < plan->experts; e++) {
+        plan->begin[e + 1] = e + 1;
+        plan->rank[e] = main_rank[e];
+        plan->target[e] = -1;
+    }
+}
+
 mz_code mz_plan_hosts(mz_plan *plan, const int32_t *main_rank, const int64_t *total,
                       const mz_replica *replica, int32_t replicas, int32_t *count, mz_err *err) {
     int32_t experts = plan->experts;

@@ -19,6 +19,10 @@ typedef struct mz_shares {
 mz_shares mz_shares_of(const int64_t *weight, int32_t n);
 void mz_shares_split(const mz_shares *shares, int64_t total, int64_t *share, uint64_t *scratch);
 
+/* The least whole number not below x, where x is a product of a few binary fractions: 1.1 times 50
+ * is 55. Exact up to 2^48. */
+int64_t mz_rows_up(double x);
+
 /* ---- layout.c: mains ---------------------------------------------------------------------------
  * Block layout: expert e on rank e div (E/R). Where R does not divide E, the first E mod R ranks
  * hold one expert more; with R > E the first E ranks hold one each and the rest none. */
@@ -44,6 +48,9 @@ typedef struct mz_replica {
  * E elements. MZ_EINTERNAL when the plan has no room. */
 mz_code mz_plan_hosts(mz_plan *plan, const int32_t *main_rank, const int64_t *total,
                       const mz_replica *replica, int32_t replicas, int32_t *count, mz_err *err);
+
+/* Empties the plan and gives every expert its main alone; targets -1. */
+void mz_plan_mains(mz_plan *plan, const int32_t *main_rank);
 
 /* What every lossless route states: nothing dropped, all pairs kept, quota = n_e. */
 void mz_plan_lossless(mz_plan *plan, const mz_load *load);
@@ -103,7 +110,7 @@ void mz_symi_counts(const int64_t *popularity, int32_t experts, int32_t slots, i
 /* Hosts of the counts, expert by expert, slot j on rank j / slots_per_rank; targets -1. */
 mz_code mz_symi_place(const int32_t *count, int32_t slots_per_rank, mz_plan *plan, mz_err *err);
 /* The movement of one step: call for micro-batch 0. */
-mz_code mz_symi_moves(mz_plan *plan, int64_t weight_bytes, mz_err *err);
+mz_code mz_symi_moves(mz_plan *plan, int64_t weight_bytes, int64_t gradient_bytes, mz_err *err);
 
 /* Bytes per rank of one phase (gradients in, or weights out) of the paper's cost model (4.6):
  * over the host link, and over the network for static placement and for SYMI. */

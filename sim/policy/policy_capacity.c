@@ -13,7 +13,6 @@
  * Not modelled: random token selection of top-1, GShard's random second expert. */
 #include "sim/policy/parts.h"
 
-#include <math.h>
 #include <string.h>
 
 typedef struct capacity_options {
@@ -43,7 +42,7 @@ typedef struct capacity_state {
 int64_t mz_capacity_rows(const mz_policy_traits *traits, const mz_load *load, int32_t source) {
     if (traits->capacity_factor > 0) {
         double even = (double)load->source[source] / load->experts * traits->capacity_factor;
-        int64_t rows = (int64_t)ceil(even - 1e-9 * even); /* 1.1 * 10 is eleven rows, not twelve */
+        int64_t rows = mz_rows_up(even);
         return rows > traits->capacity_min ? rows : traits->capacity_min;
     }
     int64_t most = traits->capacity_min;
@@ -72,13 +71,7 @@ static mz_code capacity_init(const mz_policy_env *env, const void *options, mz_a
 }
 
 static mz_code capacity_decide(void *self, const mz_view *view, mz_plan *plan, mz_err *err) {
-    capacity_state *state = self;
-    mz_plan_reset(plan);
-    for (int32_t e = 0; e < plan->experts; e++) {
-        plan->begin[e + 1] = e + 1;
-        plan->rank[e] = state->main_rank[e];
-        plan->target[e] = -1;
-    }
+    mz_plan_mains(plan, ((capacity_state *)self)->main_rank);
     return MZ_OK;
 }
 

@@ -458,7 +458,7 @@ static mz_code lrmoe_moves(lrmoe_state *state, const mz_view *view, mz_plan *pla
     if (state->o.placement == PLACE_ULTRAEP)
         return mz_plan_replica_moves(plan, &state->moves, state->sent, err);
     if (state->o.placement == PLACE_SYMI && view->micro_batch == 0)
-        return mz_symi_moves(plan, state->moves.weight_bytes, err);
+        return mz_symi_moves(plan, state->moves.weight_bytes, state->moves.gradient_bytes, err);
     return MZ_OK;
 }
 

@@ -7,15 +7,14 @@
 #include "sim/policy/parts.h"
 
 typedef struct static_state {
-    int32_t *main_rank, *count;
+    int32_t *main_rank;
     mz_expand *expand;
 } static_state;
 
 static mz_code static_init(const mz_policy_env *env, const void *options, mz_arena *arena,
                            void **out, mz_policy_traits *traits, mz_err *err) {
     static_state *state = MZ_NEW(arena, static_state, 1);
-    if (!state || !(state->main_rank = MZ_NEW(arena, int32_t, env->experts)) ||
-        !(state->count = MZ_NEW(arena, int32_t, env->experts)))
+    if (!state || !(state->main_rank = MZ_NEW(arena, int32_t, env->experts)))
         return mz_fail_nomem(err, "the state of a policy");
     mz_layout_mains(env->ranks, env->experts, state->main_rank);
     *traits = (mz_policy_traits){
@@ -25,13 +24,7 @@ static mz_code static_init(const mz_policy_env *env, const void *options, mz_are
 }
 
 static mz_code static_decide(void *self, const mz_view *view, mz_plan *plan, mz_err *err) {
-    static_state *state = self;
-    mz_plan_reset(plan);
-    for (int32_t e = 0; e < plan->experts; e++) {
-        plan->begin[e + 1] = e + 1;
-        plan->rank[e] = state->main_rank[e];
-        plan->target[e] = -1;
-    }
+    mz_plan_mains(plan, ((static_state *)self)->main_rank);
     return MZ_OK;
 }
 

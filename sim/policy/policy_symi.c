@@ -9,7 +9,7 @@
  * counts; a cut expert drops from each source in proportion (largest remainder).
  * Moves, once per step and layer: gradients are all-reduced over the ranks that host an expert
  * (ring; replicas of one rank are summed before) under the work of other layers, then each rank
- * reads its shard of every expert's gradient from a host (E*W in all); after the optimizer the
+ * reads its shard of every expert's gradient, from itself or from a host; after the optimizer the
  * fresh weights of every slot come from all shards (S*R*W in all). The next placement is free
  * because of that. Static expert parallelism with one copy of each expert has its optimizer at home
  * and moves neither; the paper compares with a static system of as many slots
@@ -20,7 +20,6 @@
  * Gradients are bf16 (G = W). Optimizer state lies in GPU memory. */
 #include "sim/policy/parts.h"
 
-#include <math.h>
 #include <string.h>
 
 typedef struct symi_options {
@@ -64,14 +63,14 @@ void mz_symi_counts(const int64_t *popularity, int32_t experts, int32_t slots, i
         diff[e] = count[e] * sum - goal;
         given += count[e];
     }
-    for (; given > slots;) {
-        int32_t i = 0;
-        for (int32_t e = 1; e < experts; e++)
-            i = diff[e] > diff[i] ? e : i;
-        if (count[i] > 1) {
-            count[i]--;
-            given--;
-        }
+    /* The algorithm also visits experts that are down to one replica, which lowers their diff and
+     * changes nothing else: the next one cut is always the largest diff among the others. */
+    for (; given > slots; given--) {
+        int32_t i = -1;
+        for (int32_t e = 0; e < experts; e++)
+            if (count[e] > 1 && (i < 0 || diff[e] > diff[i]))
+                i = e;
+        count[i]--;
         diff[i] -= sum;
     }
     for (; given < slots; given++) {
@@ -105,9 +104,12 @@ static int32_t distinct_hosts(const mz_plan *plan, int32_t e) {
     return hosts;
 }
 
-/* The ring over the hosts of e and the shards of its gradient. */
+/* The ring over the hosts of e and the shards of its gradient. A host reads its shard from itself;
+ * a move to every rank counts the other hosts as receivers too, so its bytes are scaled to what the
+ * ranks that host nothing of e read. */
 static mz_code gradient_moves(mz_plan *plan, int32_t e, int64_t bytes, mz_err *err) {
     int32_t hosts = distinct_hosts(plan, e), seen = 0;
+    int64_t read = plan->ranks > 1 ? bytes * (plan->ranks - hosts) / (plan->ranks - 1) : 0;
     int32_t first = plan->rank[plan->begin[e]];
     mz_code code = MZ_OK;
     for (int32_t i = plan->begin[e]; code == MZ_OK && i < plan->begin[e + 1]; i++) {
@@ -129,21 +131,21 @@ static mz_code gradient_moves(mz_plan *plan, int32_t e, int64_t bytes, mz_err *e
                          e,
                          src,
                          MZ_EVERY_RANK,
-                         bytes / hosts + (seen < bytes % hosts),
+                         read / hosts + (seen < read % hosts),
                          1};
         seen++;
         if (hosts > 1)
             code = mz_plan_add_move(plan, ring, err);
-        if (code == MZ_OK)
+        if (code == MZ_OK && read > 0)
             code = mz_plan_add_move(plan, shard, err);
     }
     return code;
 }
 
-mz_code mz_symi_moves(mz_plan *plan, int64_t weight_bytes, mz_err *err) {
+mz_code mz_symi_moves(mz_plan *plan, int64_t weight_bytes, int64_t gradient_bytes, mz_err *err) {
     mz_code code = MZ_OK;
     for (int32_t e = 0; code == MZ_OK && e < plan->experts; e++) {
-        code = gradient_moves(plan, e, weight_bytes, err);
+        code = gradient_moves(plan, e, gradient_bytes, err);
         for (int32_t i = plan->begin[e]; code == MZ_OK && i < plan->begin[e + 1]; i++) {
             mz_move fresh = {MZ_MOVE_WEIGHTS, MZ_MOVE_STEP,  MZ_HIDE_NOTHING, e,
                              MZ_EVERY_RANK,   plan->rank[i], weight_bytes,    0};
@@ -208,7 +210,7 @@ static mz_code symi_decide(void *self, const mz_view *view, mz_plan *plan, mz_er
     mz_code code = mz_symi_place(state->count, state->slots, plan, err);
     if (code != MZ_OK || view->micro_batch > 0)
         return code;
-    return mz_symi_moves(plan, state->weight_bytes, err);
+    return mz_symi_moves(plan, state->weight_bytes, state->weight_bytes, err);
 }
 
 /* Expert e may keep `limit` pairs; the rest is dropped by its sources in proportion. */
@@ -237,8 +239,7 @@ static mz_code symi_route(void *self, const mz_call *call, mz_plan *plan, mz_err
         memset(plan->dropped, 0, sizeof(int64_t) * (size_t)state->ranks * (size_t)state->experts);
     for (int32_t e = 0; e < state->experts && plan->has_drops; e++) {
         double limit = slot * (plan->begin[e + 1] - plan->begin[e]);
-        limit = limit < 1e18 ? ceil(limit - 1e-9 * limit) : 1e18;
-        drop_excess(state, load, e, (int64_t)limit, plan);
+        drop_excess(state, load, e, limit < 1e18 ? mz_rows_up(limit) : INT64_MAX, plan);
     }
     mz_code code =
         mz_expand_rows(state->expand, plan, load->count, plan->has_drops ? plan->dropped : NULL,

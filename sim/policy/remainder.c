@@ -1,5 +1,7 @@
-/* Largest-remainder shares, exact in whole numbers. */
+/* Whole rows: largest-remainder shares, exact in whole numbers, and rounding up. */
 #include "sim/policy/parts.h"
+
+#include <math.h>
 
 enum { INDEX_BITS = 20, FEW = 8, BUCKETS = 64 };
 
@@ -166,4 +168,8 @@ void mz_largest_remainder(int64_t total, const int64_t *weight, int32_t n, int64
                           uint64_t *scratch) {
     mz_shares s = mz_shares_of(weight, n);
     mz_shares_split(&s, total, share, scratch);
+}
+
+int64_t mz_rows_up(double x) {
+    return (int64_t)ceil(x - 1e-15 * x);
 }

@@ -1,7 +1,6 @@
 /* UltraEP's quota solver: which replicas, where, for how many rows (balancing-systems.md 8.2). */
 #include "sim/policy/parts.h"
 
-#include <math.h>
 #include <string.h>
 
 struct mz_replicate {
@@ -191,11 +190,11 @@ static void solve_domain(mz_replicate *p, const mz_replicate_rule *rule, int32_t
     double ratio = rule->threshold > 1 ? rule->threshold : 1;
     int64_t low = (sum + p->members - 1) / p->members;
     if (ratio > 1)
-        low = (int64_t)ceil((double)sum / p->members * ratio - 1e-9);
+        low = mz_rows_up((double)sum / p->members * ratio);
     int64_t high = p->load[p->member[0]] > low ? p->load[p->member[0]] : low;
     if (high == p->load[p->member[p->members - 1]] || high == low)
         return; /* nobody is above the level */
-    int64_t T = (int64_t)ceil((double)low * (1 + rule->eps) - 1e-9 * (double)low);
+    int64_t T = mz_rows_up((double)low * (1 + rule->eps));
     for (int i = 0; i < 3; i++) {
         T = T < high ? T : high;
         if (build(p, rule, extra, total, T, 0))

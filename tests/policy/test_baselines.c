@@ -73,6 +73,23 @@ static void capacity_by_hand(void **unused) {
     load_free(load);
 }
 
+/* A load that is exactly even loses nothing, however large it is. */
+static void large_even_loads_lose_nothing(void **unused) {
+    const char *texts[] = {"capacity", "symi", "capacity[cf=1.1]", "symi[cf=1.1]"};
+    int64_t total[8];
+    for (int32_t e = 0; e < 8; e++)
+        total[e] = (int64_t)1 << 40;
+    mz_load *load = load_even(4, 8, total);
+    for (int i = 0; i < 4; i++) {
+        rig r;
+        rig_open(&r, texts[i], 4, 8, 0);
+        rig_call(&r, load, load, NULL, NULL);
+        assert_int_equal(r.plan->dropped_pairs, 0);
+        rig_close(&r);
+    }
+    load_free(load);
+}
+
 /* ---- symi
  * --------------------------------------------------------------------------------------*/
 
@@ -93,6 +110,48 @@ static void symi_count_vectors(void **unused) {
     expect_counts((int64_t[]){900, 100, 300, 100, 50, 50, 60, 40}, 8, 12,
                   (int32_t[]){5, 1, 1, 1, 1, 1, 1, 1});
     expect_counts((int64_t[]){0, 0, 0, 0}, 4, 6, (int32_t[]){2, 2, 1, 1});
+}
+
+/* Algorithm 1 to the letter, diff in units of 1 / sum. */
+static void literal_counts(const int64_t *pop, int32_t experts, int32_t slots, int32_t *count) {
+    int64_t sum = 0, diff[16];
+    int32_t given = 0;
+    for (int32_t e = 0; e < experts; e++)
+        sum += pop[e];
+    for (int32_t e = 0; e < experts; e++) {
+        int64_t goal = pop[e] * slots;
+        count[e] = (int32_t)((goal > sum ? goal : sum) / sum);
+        diff[e] = count[e] * sum - goal;
+        given += count[e];
+    }
+    for (int32_t i; given > slots; diff[i] -= sum) {
+        i = 0;
+        for (int32_t e = 1; e < experts; e++)
+            i = diff[e] > diff[i] ? e : i;
+        given -= count[i] > 1;
+        count[i] -= count[i] > 1;
+    }
+    for (int32_t i; given < slots; diff[i] += sum, count[i]++, given++) {
+        i = 0;
+        for (int32_t e = 1; e < experts; e++)
+            i = diff[e] < diff[i] ? e : i;
+    }
+}
+
+static void symi_counts_equal_the_algorithm(void **unused) {
+    mz_rng rng = mz_rng_make(2, 5);
+    for (int trial = 0; trial < 4000; trial++) {
+        int32_t experts = 1 + (int32_t)mz_rng_below(&rng, 16), want[16];
+        int32_t slots = experts + (int32_t)mz_rng_below(&rng, trial % 2 ? 4 : 40);
+        int64_t pop[16];
+        for (int32_t e = 0; e < experts; e++) {
+            uint64_t c = mz_rng_below(&rng, trial % 3 ? 1000 : 6);
+            pop[e] = (int64_t)(trial % 5 ? c : c * c * c * c); /* few hot ones, many ties */
+        }
+        pop[experts - 1]++;
+        literal_counts(pop, experts, slots, want);
+        expect_counts(pop, experts, slots, want);
+    }
 }
 
 static void symi_traffic_example(void **unused) {
@@ -159,7 +218,9 @@ static void symi_movement(void **unused) {
             ring += m->bytes;
     }
     assert_int_equal(fresh, 2 * 4 * W);
-    assert_int_equal(shards, 4 * W);
+    /* Of a shard's bytes 3/4 travel. Experts 0 to 2 have one host: the three others read 3/4 W.
+     * Expert 3 has three hosts, which read their own copy: the fourth rank reads 1/4 W. */
+    assert_int_equal(shards, 3 * W + W / 3);
     assert_int_equal(ring, 4 * W); /* 2 (m - 1) W in all */
     assert_true(r.traits.sharded_optimizer);
     mz_view later = {.micro_batch = 1, .history = load};
@@ -208,10 +269,16 @@ static void ideal_stays_in_domains(void **unused) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(static_rows),        cmocka_unit_test(capacity_by_hand),
-        cmocka_unit_test(symi_count_vectors), cmocka_unit_test(symi_traffic_example),
-        cmocka_unit_test(symi_by_hand),       cmocka_unit_test(symi_movement),
-        cmocka_unit_test(ideal_is_balanced),  cmocka_unit_test(ideal_stays_in_domains),
+        cmocka_unit_test(static_rows),
+        cmocka_unit_test(capacity_by_hand),
+        cmocka_unit_test(large_even_loads_lose_nothing),
+        cmocka_unit_test(symi_count_vectors),
+        cmocka_unit_test(symi_traffic_example),
+        cmocka_unit_test(symi_counts_equal_the_algorithm),
+        cmocka_unit_test(symi_by_hand),
+        cmocka_unit_test(symi_movement),
+        cmocka_unit_test(ideal_is_balanced),
+        cmocka_unit_test(ideal_stays_in_domains),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
