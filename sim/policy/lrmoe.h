@@ -49,6 +49,7 @@ typedef struct mz_limits {
     int64_t total;      /* most kept pairs of the call, < 0: no limit */
     const int64_t *cap; /* [R] most kept pairs on a rank, NULL: no limit */
     int64_t send;       /* most kept pairs that a source may send, < 0: no limit */
+    bool any_source;    /* kept pairs may come from any source, not in proportion (scope=global) */
     int64_t rows_min;   /* q_min */
 } mz_limits;
 
@@ -62,8 +63,8 @@ mz_code mz_quota_create(mz_arena *arena, int32_t ranks, int32_t experts, mz_quot
                         mz_err *err);
 
 /* Can q be kept? balance holds the hosts of the plan. Caps and total are exact; `send` is a
- * heuristic on the safe side: a source sends its proportional share of every expert (rounded up)
- * that has a host besides it. */
+ * heuristic on the safe side: a source sends its proportional share of every expert (rounded up;
+ * with any_source, all the pairs it has up to the quota) that has a host besides it. */
 bool mz_quota_fits(const mz_quota_scratch *scratch, mz_balance *balance, const mz_plan *plan,
                    const mz_load *load, const mz_limits *limits, const int64_t *q);
 /* The rules fill q[e] in [min(n_e, q_min), n_e]; false when even the smallest does not fit (q is

@@ -21,7 +21,8 @@
  * x, gate, up and act. Network: a source sends g (resend: x and g) of its kept pairs, a host
  * returns dX of its rows; each must fit. Time: 12 H I FLOPs a row (resend: 16 H I) at the rate of
  * `flops`. joint: the number of replicas per rank that leaves room for the highest expected kept
- * score (before there are scores: the most pairs) when slots and rows share one memory. Scores:
+ * score (before there are scores: the most pairs) when slots and rows share one memory; of equal
+ * choices the most replicas. Scores:
  * where the trace lacks the norms of a kind, gate weights alone. Without gate weights only counts
  * are known: shares of the sources stand in for the selection, also with scope=global. Departures:
  * `rescale` changes learning, not load: it is accepted and recorded, with no effect here. */
@@ -288,8 +289,9 @@ static void lower(int64_t *limit, double value) {
 static mz_limits limits_of(lrmoe_state *state, const mz_view *view) {
     const lrmoe_options *o = &state->o;
     const mz_budget *b = o->keep > 0 ? NULL : view->budget;
-    mz_limits l = {.total = -1, .send = -1, .rows_min = o->rows_min};
-    int64_t rows = b && b->backward_rows >= 0 ? b->backward_rows : -1;
+    mz_limits l = {.total = -1, .send = -1, .rows_min = o->rows_min, .any_source = o->scope == 1};
+    bool per_rank = b && b->rank_rows; /* backward_rows is then no more than the least of them */
+    int64_t rows = b && !per_rank && b->backward_rows >= 0 ? b->backward_rows : -1;
     if (o->keep > 0)
         l.total = (int64_t)(o->keep * (double)view->current->pairs + 1e-9);
     if (o->rows > 0)
@@ -305,7 +307,6 @@ static mz_limits limits_of(lrmoe_state *state, const mz_view *view) {
         lower(&rows, returned);
         lower(&l.send, o->activations == 1 ? returned / 2 : returned);
     }
-    bool per_rank = b && b->rank_rows;
     for (int32_t r = 0; r < state->ranks; r++) {
         int64_t cap = rows;
         if (per_rank && b->rank_rows[r] >= 0 && (cap < 0 || b->rank_rows[r] < cap))
@@ -375,14 +376,14 @@ static void trade_slots(lrmoe_state *state, const mz_plan *plan, const mz_limits
             state->joint_cap[plan->rank[i]] -= rows;
 }
 
-/* Tries every number of replicas per rank and leaves the best one's hosts in the plan and its
- * quotas in plan->quota. */
+/* Tries every number of replicas per rank, most first, so that of equal ones the most balanced
+ * stays, and leaves the best one's hosts in the plan and its quotas in plan->quota. */
 static mz_code decide_joint(lrmoe_state *state, const mz_view *view, mz_limits *l, mz_plan *plan,
                             bool *fits, mz_err *err) {
     int32_t best = -1;
     double best_value = 0;
     *fits = false;
-    for (int32_t n = 0; n <= state->extra; n++) {
+    for (int32_t n = state->extra; n >= 0; n--) {
         double value = 0;
         mz_code code = place(state, view, n, plan, err);
         if (code == MZ_OK)

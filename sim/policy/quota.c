@@ -17,16 +17,20 @@ mz_code mz_quota_create(mz_arena *arena, int32_t ranks, int32_t experts, mz_quot
     return MZ_OK;
 }
 
-/* Share of q of n pairs that falls on a source with c of them, rounded up. */
-static int64_t share_up(int64_t c, int64_t q, int64_t n) {
-    if (q >= n)
-        return c;
+/* Most of q of n pairs that can fall on a source with c of them: its share rounded up, or anything.
+ */
+static int64_t share_up(int64_t c, int64_t q, int64_t n, bool any_source) {
+    if (q >= n || q == 0)
+        return q == 0 ? 0 : c;
+    if (any_source)
+        return c < q ? c : q;
     int64_t share = (int64_t)((double)c * ((double)q / (double)n)) + 1;
     return share < c ? share : c;
 }
 
 static bool send_fits(const mz_quota_scratch *scratch, const mz_plan *plan, const mz_load *load,
-                      int64_t send, const int64_t *q) {
+                      const mz_limits *limits, const int64_t *q) {
+    int64_t send = limits->send;
     for (int32_t s = 0; s < plan->ranks; s++) {
         const int64_t *row = load->count + (int64_t)s * plan->experts;
         int64_t sent = 0;
@@ -34,7 +38,7 @@ static bool send_fits(const mz_quota_scratch *scratch, const mz_plan *plan, cons
             int32_t first = plan->begin[e];
             bool only_here = plan->begin[e + 1] - first == 1 && plan->rank[first] == s;
             if (row[e] > 0 && !only_here)
-                sent += share_up(row[e], q[e], load->total[e]);
+                sent += share_up(row[e], q[e], load->total[e], limits->any_source);
         }
         if (sent > send)
             return false;
@@ -51,7 +55,7 @@ bool mz_quota_fits(const mz_quota_scratch *scratch, mz_balance *balance, const m
         return false;
     if (limits->cap && !mz_balance_fits(balance, q, NULL, limits->cap))
         return false;
-    return limits->send < 0 || send_fits(scratch, plan, load, limits->send, q);
+    return limits->send < 0 || send_fits(scratch, plan, load, limits, q);
 }
 
 static void cut_at(const int64_t *n, int32_t experts, int64_t level, int64_t *q) {
@@ -178,7 +182,9 @@ bool mz_quota_value(mz_quota_scratch *scratch, mz_balance *balance, const mz_pla
     *score = fill_by_value(balance, load, histogram, value, scratch->trial, scratch->word, left, q);
     if (limits->send < 0)
         return true;
-    mz_limits only_send = {.total = -1, .send = limits->send, .rows_min = limits->rows_min};
+    mz_limits only_send = *limits;
+    only_send.total = -1;
+    only_send.cap = NULL;
     int64_t most = 0;
     for (int32_t e = 0; e < load->experts; e++)
         most = q[e] > most ? q[e] : most;

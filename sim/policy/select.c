@@ -100,17 +100,18 @@ static bool same_factors(factors a, factors b) {
     return a.weight == b.weight && a.hidden == b.hidden && a.grad == b.grad && a.input == b.input;
 }
 
-/* Product scores of pairs [p0, p1) of one token. */
+/* Product scores of pairs [p0, p1) of one token. + 0 turns -0, which the order of bits would put
+ * first, into 0. */
 static void token_scores(factors f, float token, int64_t p0, int64_t p1, float *out) {
     if (f.weight && f.hidden)
         for (int64_t p = p0; p < p1; p++)
-            out[p - p0] = token * f.weight[p] * f.weight[p] * f.hidden[p];
+            out[p - p0] = token * f.weight[p] * f.weight[p] * f.hidden[p] + 0.0f;
     else if (f.weight)
         for (int64_t p = p0; p < p1; p++)
-            out[p - p0] = token * f.weight[p] * f.weight[p];
+            out[p - p0] = token * f.weight[p] * f.weight[p] + 0.0f;
     else
         for (int64_t p = p0; p < p1; p++)
-            out[p - p0] = f.hidden ? token * f.hidden[p] : token;
+            out[p - p0] = (f.hidden ? token * f.hidden[p] : token) + 0.0f;
 }
 
 /* Product scores of one source, in pair order. */
@@ -341,6 +342,7 @@ static void count_scores(mz_select *x, const uint16_t *expert, const float *mass
     for (int64_t i = 0; i < n; i++) {
         uint32_t bits;
         memcpy(&bits, &mass[i], sizeof bits);
+        bits &= INT32_MAX; /* a product that overflowed may be a negative NaN */
         x->coarse[(size_t)expert[i] * COARSE + (bits >> COARSE_SHIFT)]++;
     }
 }

@@ -261,6 +261,47 @@ static void sampling_probabilities(void **unused) {
     load_free(load);
 }
 
+/* A norm of -0 is a norm of 0: its pair goes first, and the distributions take it. */
+static void negative_zero_is_zero(void **unused) {
+    int64_t begin[] = {0, 3}, pair_begin[] = {0, 3}, three[] = {3};
+    uint16_t expert[3] = {0};
+    float weight[] = {1, 1, 1}, grad[] = {2, -0.0f, 1}, hidden[] = {1, 1, -0.0f};
+    mz_pairs pairs = {.sources = 1,
+                      .top_k = 1,
+                      .tokens = 3,
+                      .pairs = 3,
+                      .token_begin = begin,
+                      .pair_begin = pair_begin,
+                      .expert = expert,
+                      .weight = weight,
+                      .grad_norm2 = grad,
+                      .hidden_norm2 = hidden};
+    mz_load *load = load_even(1, 1, three);
+    mz_arena arena = {0};
+    mz_err err;
+    mz_select *x;
+    mz_plan *plan;
+    mz_policy_env env = {.ranks = 1, .experts = 1, .layers = 1};
+    assert_int_equal(mz_plan_create(1, 1, 1, &plan, &err), MZ_OK);
+    assert_int_equal(mz_select_create(&arena, &env, MZ_SCORE_DOWN, false, true, &x, &err), MZ_OK);
+    plan->has_backward = true;
+    plan->quota[0] = plan->kept[0] = 1;
+    uint8_t keep[3];
+    mz_call call = {.load = load, .pairs = &pairs};
+    assert_int_equal(mz_select_run(x, &call, plan, keep, &err), MZ_OK);
+    assert_memory_equal(keep, ((uint8_t[]){1, 0, 0}), sizeof keep);
+    double value[MZ_SCORE_BINS];
+    const uint32_t *bins = mz_select_histogram(x, 0, value);
+    uint32_t all = 0;
+    for (int b = 0; b < MZ_SCORE_BINS; b++)
+        all += bins[b];
+    assert_int_equal(bins[0], 1);
+    assert_int_equal(all, 3);
+    mz_plan_free(&plan);
+    mz_arena_free(&arena);
+    load_free(load);
+}
+
 static void pairs_must_match_counts(void **unused) {
     pair_set p = pairs_new(2, 4, 50, false, false, 12);
     mz_arena arena = {0};
@@ -291,13 +332,17 @@ static void plain_path(void **unused) {
         for (int kind = 0; kind < LOAD_KINDS; kind++) {
             mz_load *load = load_random(kind, shapes[i][0], shapes[i][1], 3 + i);
             mz_budget ample = {.backward_rows = load->pairs, .backward_send_rows = load->pairs};
-            const char *texts[] = {"lrmoe[quota=none]", "lrmoe", "lrmoe[keep=1]",
-                                   "lrmoe[quota=ratio]", "lrmoe[quota=value,scope=global]"};
+            const char *texts[] = {"lrmoe[quota=none]",
+                                   "lrmoe",
+                                   "lrmoe[keep=1]",
+                                   "lrmoe[quota=ratio]",
+                                   "lrmoe[quota=value,scope=global]",
+                                   "lrmoe[quota=joint]"};
             rig none, r;
             rig_open(&none, texts[0], shapes[i][0], shapes[i][1], shapes[i][2]);
             rig_call(&none, load, NULL, NULL, NULL);
             assert_false(none.plan->has_backward);
-            for (int t = 1; t < 5; t++) {
+            for (int t = 1; t < 6; t++) {
                 rig_open(&r, texts[t], shapes[i][0], shapes[i][1], shapes[i][2]);
                 rig_call(&r, load, NULL, &ample, NULL);
                 assert_same_plan(none.plan, r.plan);
@@ -381,16 +426,21 @@ static void waterfill_by_hand(void **unused) {
     load_free(load);
 }
 
-/* Two ranks with one expert each and a cap of 10 each have two thresholds, not one. */
+/* waterfill has one level C for all ranks: it stops where the tightest rank is full. A rank that no
+ * expert fills does not count, and the least cap is not the cap of the others, though a simulator
+ * states it beside them. */
 static void per_rank_caps(void **unused) {
     rig r;
-    int64_t total[] = {40, 6};
-    int64_t caps[] = {10, 4};
+    int64_t total[] = {40, 6}, caps[] = {10, 4};
     mz_load *load = load_even(2, 2, total);
-    mz_budget budget = {.backward_rows = -1, .backward_send_rows = -1, .rank_rows = caps};
+    mz_budget budget = {.backward_rows = 4, .backward_send_rows = -1, .rank_rows = caps};
     rig_open(&r, "lrmoe[placement=static]", 2, 2, 0);
     rig_call(&r, load, NULL, &budget, NULL);
-    assert_memory_equal(r.plan->quota, ((int64_t[]){4, 4}), 2 * sizeof(int64_t)); /* one level C */
+    assert_memory_equal(r.plan->quota, ((int64_t[]){4, 4}), 2 * sizeof(int64_t));
+    load_free(load);
+    load = load_even(2, 2, (int64_t[]){40, 3});
+    rig_call(&r, load, NULL, &budget, NULL);
+    assert_memory_equal(r.plan->quota, ((int64_t[]){10, 3}), 2 * sizeof(int64_t));
     rig_close(&r);
     load_free(load);
 }
@@ -400,10 +450,11 @@ static void unequal_caps_hold(void **unused) {
     rig r;
     int64_t total[] = {4000, 100, 100, 100}, caps[] = {3000, 600, 120, 900};
     mz_load *load = load_even(4, 4, total);
-    mz_budget budget = {.backward_rows = -1, .backward_send_rows = -1, .rank_rows = caps};
+    mz_budget budget = {.backward_rows = 120, .backward_send_rows = -1, .rank_rows = caps};
     rig_open(&r, "lrmoe", 4, 4, 0);
     rig_call(&r, load, NULL, &budget, NULL);
     assert_true(r.plan->has_backward);
+    assert_true(r.plan->kept_pairs > 4 * 120);
     assert_false(r.plan->over_budget);
     for (int32_t g = 0; g < 4; g++)
         assert_true(rank_rows(r.plan, r.plan->backward, g) <= caps[g]);
@@ -484,6 +535,46 @@ static void send_budget_holds(void **unused) {
         rig_close(&r);
     }
     load_free(load);
+}
+
+/* With q_min=0 a budget that carries nothing is met by keeping nothing. */
+static void nothing_fits_any_budget(void **unused) {
+    rig r;
+    int64_t total[] = {400, 400, 400, 400};
+    mz_load *load = load_even(4, 4, total);
+    rig_open(&r, "lrmoe[placement=static,q_min=0,network=128]", 4, 4, 0);
+    rig_call(&r, load, NULL, NULL, NULL);
+    assert_false(r.plan->over_budget);
+    assert_int_equal(r.plan->kept_pairs, 0);
+    rig_close(&r);
+    load_free(load);
+}
+
+/* scope=global: all the best pairs may lie on one source, and its sends still stay in the budget.
+ */
+static void send_budget_holds_for_global_selection(void **unused) {
+    rig r;
+    pair_set p = pairs_new(4, 4, 200, false, false, 4);
+    for (int64_t i = 0; i < p.pairs.pairs; i++)
+        p.weight[i] = i < p.pair_begin[1] ? 0.9f : 0.1f;
+    const char *texts[] = {"lrmoe[scope=global,placement=static]", "lrmoe[scope=global]",
+                           "lrmoe[scope=global,quota=value]", "lrmoe[scope=global,quota=ratio]"};
+    for (int t = 0; t < 4; t++) {
+        mz_budget budget = {.backward_rows = -1, .backward_send_rows = 40};
+        rig_open(&r, texts[t], 4, 4, 0);
+        for (int call = 0; call < 2; call++) {
+            rig_call(&r, p.load, NULL, &budget, &p.pairs);
+            assert_true(r.plan->has_backward && !r.plan->over_budget);
+            int64_t sent = 0;
+            for (int32_t i = 0; i < r.plan->begin[4]; i++)
+                for (int64_t j = r.plan->back_begin[i]; j < r.plan->back_begin[i + 1]; j++)
+                    if (r.plan->back_source[j] == 0 && r.plan->rank[i] != 0)
+                        sent += r.plan->back_pairs[j];
+            assert_true(sent <= 40);
+        }
+        rig_close(&r);
+    }
+    pairs_free(&p);
 }
 
 /* ---- optimal quotas against brute force
@@ -689,6 +780,7 @@ int main(void) {
         cmocka_unit_test(selection_equals_a_full_sort),
         cmocka_unit_test(drawn_selections),
         cmocka_unit_test(sampling_probabilities),
+        cmocka_unit_test(negative_zero_is_zero),
         cmocka_unit_test(pairs_must_match_counts),
         cmocka_unit_test(plain_path),
         cmocka_unit_test(full_backward_until_start),
@@ -698,6 +790,8 @@ int main(void) {
         cmocka_unit_test(over_budget_is_said),
         cmocka_unit_test(budgets_in_bytes),
         cmocka_unit_test(send_budget_holds),
+        cmocka_unit_test(nothing_fits_any_budget),
+        cmocka_unit_test(send_budget_holds_for_global_selection),
         cmocka_unit_test(value_rule_is_optimal),
         cmocka_unit_test(value_rule_follows_scores),
         cmocka_unit_test(joint_rule_trades),
