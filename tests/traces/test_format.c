@@ -329,6 +329,12 @@ static void killed_after(fixture *f, int flushed, int more) {
     check_calls(f, trace);
     if (f->calls > 0)
         check_data(f, trace);
+    int kept = 0; /* the sequences were all written; those of calls that are gone go too */
+    for (int q = 0; q < f->sequences; q++)
+        for (int i = 0; i < f->calls; i++)
+            kept += f->call[i].layer == 0 && f->sequence[q].token_begin >= f->call[i].token_begin &&
+                    f->sequence[q].token_begin < f->call[i].token_begin + f->call[i].tokens;
+    assert_int_equal(mz_trace_sequences(trace, NULL), kept);
     int64_t faults;
     char text[512] = {0};
     FILE *out = tmpfile();
