@@ -152,3 +152,52 @@ note() { "$python" -c 'import h5py, sys; print(h5py.File("t.h5")["run"].attrs["i
     echo '{"logical_count": [[1, 1]]}' >g.json
     bad "unlike the files before" counts.json g.json $ok
 }
+
+@test "grouped-nf4 recordings" {
+    make nf4
+    bad "a.jsonl: the number of experts is not in the file" a.jsonl b.jsonl
+    takes nf4-jsonl a.jsonl b.jsonl --experts 7
+    [[ $(note) == "layers=1-3; ids within a token=ascending" ]]
+    "$python" -c 'import h5py; assert h5py.File("t.h5")["model"].attrs["name"] == b"tiny"'
+    bad "is not below the number of experts" a.jsonl --experts 5
+    bad "3 experts per token recorded, but --top-k 2" a.jsonl --experts 7 --top-k 2
+    bad "3 experts per token recorded, the model's own top-k is 2" a.jsonl --experts 7 --native-k 2
+    "$mizan" trace import -q a.jsonl b.jsonl --experts 7 --native-k 2 --top-k 3 -o u.h5
+    head -n 5 a.jsonl >cut.jsonl
+    bad "cut.jsonl: 4 tokens, but the meta line says 9: the file is truncated" cut.jsonl --experts 7
+    "$mizan" trace import -q cut.jsonl --experts 7 --force -o v.h5
+    head -c 500 a.jsonl >torn.jsonl
+    bad "torn.jsonl: line" torn.jsonl --experts 7
+    sed '4s/"2": \[[0-9]*/"2": ["x"/' a.jsonl >c.jsonl
+    bad "c.jsonl: line 4: routed.2[0]: expert id 0 is not a whole number" c.jsonl --experts 7
+    sed '3s/"step": 1/"step": 5/' a.jsonl >d.jsonl
+    bad 'd.jsonl: line 3: "step" is not a whole number from 1 to 1' d.jsonl --experts 7
+    sed '1s/"layers": 3, //' a.jsonl >e.jsonl
+    bad 'e.jsonl: line 1: meta: no "layers"' e.jsonl --experts 7
+    sed '1s/"layers": 3/"layers": 4/' a.jsonl >f.jsonl
+    bad 'f.jsonl: line 2: "routed" has 3 layers, but meta says 4' f.jsonl --experts 7
+    sed '3s/"1": /"9": /' a.jsonl >g.jsonl
+    bad "g.jsonl: line 3: routed.1 does not list 3 expert ids" g.jsonl --experts 7
+    sed '1s/"top_k": 3/"top_k": "3"/' a.jsonl >h.jsonl
+    bad 'h.jsonl: line 1: meta: "top_k" is not a whole number' h.jsonl --experts 7
+    make nf4 4 '{"n_experts": 7, "top_k_overridden": true}'
+    bad "pass --native-k" a.jsonl
+    make nf4 4 '{"n_experts": 7, "top_k_overridden": true, "top_k_native": 2}'
+    bad "pass --top-k 4 to take all as chosen" a.jsonl
+    takes nf4-jsonl a.jsonl b.jsonl --top-k 4
+}
+
+@test "recorded grouped-nf4 files, where they are" {
+    traces=${MIZAN_TRACES:-$root/../shared/traces}/decode-traces
+    [ -d "$traces" ] || skip "no $traces (set MIZAN_TRACES)"
+    make nf4_recorded "$traces"/olmoe_{code,prose}.jsonl.xz
+    takes nf4-jsonl "$traces"/olmoe_{code,prose}.jsonl.xz
+    make nf4_recorded "$traces"/granite_prose.jsonl.xz
+    bad "pass --experts" "$traces"/granite_prose.jsonl.xz
+    takes nf4-jsonl "$traces"/granite_prose.jsonl.xz --experts 40
+    make nf4_recorded "$traces"/gptoss_k16_prose.jsonl.xz
+    bad "16 experts per token recorded, the model's own top-k is 4" "$traces"/gptoss_k16_prose.jsonl.xz
+    takes nf4-jsonl "$traces"/gptoss_k16_prose.jsonl.xz --top-k 16
+    make nf4_recorded "$traces"/qwen_prose.jsonl.xz
+    takes nf4-jsonl "$traces"/qwen_prose.jsonl.xz
+}

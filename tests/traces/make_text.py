@@ -156,6 +156,31 @@ def sglang_json(steps="3"):
            **calls([(s, 0, i, 0, 7 + s) for s in used for i in range(3)]))
 
 
+def nf4(k="3", meta="{}"):
+    """Two sequences, layers 1 to 3, 7 experts."""
+    parts = []
+    for name, tokens in ("a", 9), ("b", 4):
+        ids = draw(tokens, 3, 7, int(k), ordered=True)
+        parts.append(ids)
+        with open(name + ".jsonl", "w") as out:
+            head = dict(model="/models/tiny", prompt=name, steps=tokens, layers=3, top_k=int(k), n_experts=None)
+            out.write(json.dumps(dict(meta=dict(head, **json.loads(meta)))) + "\n")
+            for t, row in enumerate(ids.tolist()):
+                out.write(json.dumps(dict(step=t, routed={str(l + 1): e for l, e in enumerate(row)})) + "\n")
+    blocks(np.concatenate(parts), sequences=[9, 4], domains=[0, 1])
+
+
+def nf4_recorded(*files):
+    """What a recorded file (.jsonl.xz) holds."""
+    import lzma
+    parts = []
+    for name in files:
+        lines = [json.loads(l) for l in lzma.open(name)]
+        layers = lines[0]["meta"]["layers"]
+        parts.append(np.array([[l["routed"][str(i)] for i in range(layers)] for l in lines[1:]]))
+    blocks(np.concatenate(parts), sequences=[len(p) for p in parts])
+
+
 def check(path):
     import h5py
     trace, expected = h5py.File(path), np.load("expected.npz")

@@ -68,6 +68,13 @@ mz_code mz_import_ask(mz_err *err, const char *path, const char *what, const cha
     return mz_fail(err, MZ_EINPUT, "%s: %s not in the file: pass --%s N", path, what, option);
 }
 
+mz_code mz_import_need_phase(mz_err *err, const char *path, const mz_import_options *options) {
+    if (options->phase)
+        return MZ_OK;
+    return mz_fail(err, MZ_EINPUT,
+                   "%s: the phase is not in the file: pass --phase train, prefill or decode", path);
+}
+
 mz_code mz_import_stopped(const mz_app *app, mz_err *err) {
     if (app->stop && *app->stop)
         return mz_fail(err, MZ_EABORTED, "interrupted; nothing was written");
@@ -181,6 +188,19 @@ mz_code mz_block_end(mz_block *block, int64_t tokens, bool named, int32_t domain
     }
     block->tokens += tokens;
     return MZ_OK;
+}
+
+mz_code mz_block_add(mz_block *block, const uint16_t *expert, const float *weight, int64_t tokens,
+                     int32_t domain, mz_trace_writer *writer, mz_import_report *report,
+                     mz_err *err) {
+    size_t values = (size_t)tokens * (size_t)block->layers * (size_t)block->top_k;
+    mz_code code = mz_block_begin(block, tokens, writer, report, err);
+    if (code || tokens == 0)
+        return code;
+    memcpy(mz_block_expert(block), expert, values * sizeof *expert);
+    if (block->weights)
+        memcpy(mz_block_weight(block), weight, values * sizeof *weight);
+    return mz_block_end(block, tokens, true, domain, err);
 }
 
 /* Copies one layer of the block to the layer_ arrays. */

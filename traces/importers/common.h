@@ -25,6 +25,9 @@ mz_code mz_import_facts(const mz_app *app, const mz_import_options *options,
 /* MZ_EINPUT that asks for a missing answer: "PATH: WHAT is not in the file: pass --OPTION N". */
 mz_code mz_import_ask(mz_err *err, const char *path, const char *what, const char *option);
 
+/* MZ_EINPUT unless --phase was given: the source does not tell it. */
+mz_code mz_import_need_phase(mz_err *err, const char *path, const mz_import_options *options);
+
 /* MZ_EABORTED once the user has interrupted. */
 mz_code mz_import_stopped(const mz_app *app, mz_err *err);
 
@@ -69,6 +72,11 @@ uint16_t *mz_block_expert(mz_block *block);
 float *mz_block_weight(mz_block *block);
 /* The tokens just filled in become one sequence; `named` false: they belong to none. */
 mz_code mz_block_end(mz_block *block, int64_t tokens, bool named, int32_t domain, mz_err *err);
+/* All three at once: a named sequence of `tokens` tokens [tokens][layers][top_k] (weight may be
+ * NULL where the trace has none). */
+mz_code mz_block_add(mz_block *block, const uint16_t *expert, const float *weight, int64_t tokens,
+                     int32_t domain, mz_trace_writer *writer, mz_import_report *report,
+                     mz_err *err);
 mz_code mz_block_write(mz_block *block, mz_trace_writer *writer, mz_import_report *report,
                        mz_err *err);
 void mz_block_free(mz_block *block);
