@@ -10,6 +10,7 @@
 #include "traces/info.h"
 #include "traces/npy.h"
 #include "traces/schema.h"
+#include "traces/stats.h"
 #include "traces/synth.h"
 
 #include <string.h>
@@ -20,7 +21,7 @@
 
 typedef struct info_args {
     int64_t ranks, from_step, to_step;
-    bool json, summary, quiet, verbose;
+    bool json, summary, loads, quiet, verbose;
 } info_args;
 
 #define AT(field) offsetof(info_args, field)
@@ -32,6 +33,8 @@ static const mz_opt info_table[] = {
     {"to-step", 0, MZ_OPT_INT, AT(to_step), "1e15", "STEP", "last recorded step to look at", 0,
      1e15},
     {"summary", 0, MZ_OPT_FLAG, AT(summary), NULL, NULL, "no row per layer"},
+    {"loads-only", 0, MZ_OPT_FLAG, AT(loads), NULL, NULL,
+     "loads alone: no statistics over steps, sequences and layers"},
     {"json", 0, MZ_OPT_FLAG, AT(json), NULL, NULL, "one JSON object (mizan-trace-info/1)"},
     MZ_OPT_COMMON_ROWS(info_args),
 };
@@ -51,19 +54,27 @@ static const mz_opt_spec info_spec = {
 static mz_code print_info(mz_app *app, const info_args *args, const char *path, mz_err *err) {
     mz_trace *trace = NULL;
     mz_trace_info info = {0};
+    mz_trace_stats stats = {0};
     mz_info_options options = {
         .ranks = (int32_t)args->ranks, .from_step = args->from_step, .to_step = args->to_step};
     mz_code code = mz_trace_open(path, &trace, err);
     if (!code)
         code = mz_trace_info_read(app, trace, &options, &info, err);
+    if (!code && !args->loads)
+        code = mz_trace_stats_read(app, trace, &options, &stats, err);
     if (!code && args->json) {
         json_t *json = mz_trace_info_json(trace, &info);
+        if (json && !args->loads)
+            json_object_set_new(json, "statistics", mz_trace_stats_json(&stats));
         code = json ? mz_json_write(json, app->out, err) : mz_fail_nomem(err, "the JSON text");
         json_decref(json);
     } else if (!code) {
         mz_trace_info_print(trace, &info, !args->summary, app->out);
+        if (!args->loads)
+            mz_trace_stats_print(&stats, false, app->out);
     }
     mz_trace_info_free(&info);
+    mz_trace_stats_free(&stats);
     if (trace)
         mz_trace_close(&trace);
     return code;
