@@ -201,3 +201,89 @@ note() { "$python" -c 'import h5py, sys; print(h5py.File("t.h5")["run"].attrs["i
     make nf4_recorded "$traces"/qwen_prose.jsonl.xz
     takes nf4-jsonl "$traces"/qwen_prose.jsonl.xz
 }
+
+@test "vLLM routing logger" {
+    make vllm_logger 100
+    bad "pass --phase" log.jsonl --experts 8
+    bad "pass --experts" log.jsonl --phase decode
+    ok="--experts 8 --phase decode"
+    takes vllm-logger log.jsonl $ok
+    [[ $stderr == *"100 rows left out: 100 at the start (profiling), 0 of tokens that lack a layer"* ]]
+    [[ $(note) == *"rows left out at the start=100; layers=2 of those up to 5"* ]]
+    "$python" -c 'import h5py; a = h5py.File("t.h5")["model"].attrs; assert a["name"] == b"org/tiny" and a["weights_normalized"]'
+    # A short run of equal rows may be real; --skip-rows says what is not.
+    make vllm_logger 20
+    takes vllm-logger log.jsonl $ok --skip-rows 20
+    head -n -1 log.jsonl >short.jsonl
+    "$mizan" trace import short.jsonl $ok --skip-rows 20 -o u.h5 2>warning
+    grep -q "1 of tokens that lack a layer" warning
+    head -n 101 <(make vllm_logger 100 && cat log.jsonl) >equal.jsonl
+    bad "no row but the 100 equal ones" equal.jsonl $ok
+    make vllm_logger 0
+    bad "top-2 in the file, but --top-k 3" log.jsonl $ok --top-k 3
+    bad "is not below the number of experts" log.jsonl --phase decode --experts 3
+    cat log.jsonl log.jsonl >twice.jsonl
+    bad "sequence r0, token 0, layer 3: recorded twice" twice.jsonl $ok
+    head -c 700 log.jsonl >cut.jsonl
+    bad "cut.jsonl: line" cut.jsonl $ok
+    sed '3s/"topk_weights": \[/"topk_weights": [-/' log.jsonl >a.jsonl
+    bad "a.jsonl: line 3: topk_weights[0] is not a number of at least 0" a.jsonl $ok
+    sed '3s/, "topk_weights": .*/}/' log.jsonl >b.jsonl
+    bad "b.jsonl: line 3: topk_weights does not list 2 weights" b.jsonl $ok
+    sed '3s/"token_idx": [0-9]*, //' log.jsonl >c.jsonl
+    bad 'c.jsonl: line 3: no member "token_idx"' c.jsonl $ok
+    sed '3s/"route"/"rout"/' log.jsonl >d.jsonl
+    bad 'd.jsonl: line 3: type "rout" is neither' d.jsonl $ok
+    sed '3s/"req_id": "r[0-9]", //' log.jsonl >e.jsonl
+    bad 'e.jsonl: line 3: "req_id" is missing' e.jsonl $ok
+}
+
+@test "speculative-moe log" {
+    make speculative
+    ok="--experts 8 --phase decode"
+    bad "pass --phase" log.jsonl --experts 8
+    bad "pass --experts" log.jsonl --phase decode
+    takes speculative log.jsonl $ok
+    "$python" -c 'import h5py; assert not h5py.File("t.h5")["model"].attrs["weights_normalized"]'
+    cat log.jsonl log.jsonl >twice.jsonl
+    bad 'sequence gsm/1, token 0, layer 0: recorded twice' twice.jsonl $ok
+    head -c 700 log.jsonl >cut.jsonl
+    bad "cut.jsonl: line" cut.jsonl $ok
+    sed '3s/"experts": \[[0-9]*/"experts": [true/' log.jsonl >a.jsonl
+    bad "a.jsonl: line 3: experts[0]: expert id 0 is not a whole number" a.jsonl $ok
+    sed '3s/"dataset": "[a-z]*", //' log.jsonl >b.jsonl
+    bad 'b.jsonl: line 3: no member "dataset"' b.jsonl $ok
+    sed '3s/"problem_id": [0-9]*, //' log.jsonl >c.jsonl
+    bad 'c.jsonl: line 3: "problem_id" is missing' c.jsonl $ok
+    sed '3s/"gating_probs"/"probs"/' log.jsonl >d.jsonl
+    bad "d.jsonl: line 3: gating_probs does not list 2 weights" d.jsonl $ok
+    sed '3s/"experts": \[[0-9]*/"experts": [8/' log.jsonl >e.jsonl
+    bad "e.jsonl: line 3: experts[0]: expert id 8 is not below" e.jsonl $ok
+}
+
+@test "moe-balance log" {
+    make moe_balance
+    ok="--experts 8 --phase prefill"
+    bad "pass --phase" log.jsonl --experts 8
+    bad "pass --experts" log.jsonl --phase decode
+    takes moe-balance log.jsonl $ok
+    [[ $(note) == "layers=1-2; ranks=highest source device + 1" ]]
+    make moe_balance no
+    takes moe-balance log.jsonl $ok
+    head -c 700 log.jsonl >cut.jsonl
+    bad "cut.jsonl: line 4: column" cut.jsonl $ok
+    head -n 3 log.jsonl >short.jsonl
+    bad "1 of 2 layers; the recording is incomplete" short.jsonl $ok
+    sed '2s/"origin_rows": \[[0-9]*, /"origin_rows": [/' log.jsonl >a.jsonl
+    bad "a.jsonl: line 2: 11 origin_rows for 12 tokens" a.jsonl $ok
+    sed '2s/"origin_rows": \[[0-9]*/"origin_rows": [-1/' log.jsonl >b.jsonl
+    bad "b.jsonl: line 2: origin_rows[0] is not a device" b.jsonl $ok
+    sed '2s/"topk_experts": \[\[[0-9]*/"topk_experts": [["1"/' log.jsonl >c.jsonl
+    bad "c.jsonl: line 2: topk_experts[" c.jsonl $ok
+    sed '2s/"topk_experts": \[\[[0-9]*/"topk_experts": [[9/' log.jsonl >d.jsonl
+    bad "expert id 9 is not below" d.jsonl $ok
+    sed '2s/"batch_id": [0-9]*, //' log.jsonl >e.jsonl
+    bad 'e.jsonl: line 2: no member "batch_id"' e.jsonl $ok
+    cat log.jsonl log.jsonl >twice.jsonl
+    bad "rank 0: recorded twice" twice.jsonl $ok
+}

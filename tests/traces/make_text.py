@@ -181,6 +181,68 @@ def nf4_recorded(*files):
     blocks(np.concatenate(parts), sequences=[len(p) for p in parts])
 
 
+def weights_of(ids):
+    w = np.sort(rng.random(ids.shape), -1)[..., ::-1]
+    return (w / w.sum(-1, keepdims=True)).round(6)
+
+
+def vllm_logger(profile="100"):
+    """Three requests of 6, 2 and 4 tokens, layers 3 and 5, interleaved batch by batch."""
+    lengths, layers = [6, 2, 4], [3, 5]
+    parts = [draw(n, 2, 8, 2) for n in lengths]
+    weights = [weights_of(p) for p in parts]
+    with open("log.jsonl", "w") as out:
+        def route(req, t, layer, ids, w):
+            out.write(json.dumps(dict(type="route", req_id=req, token_idx=t, layer=layer, topk_ids=ids,
+                                      topk_weights=w)) + "\n")
+        out.write(json.dumps(dict(type="meta", model_id="org/tiny", layers_logged=layers, top_k=2)) + "\n")
+        for i in range(int(profile)):
+            route("profile", i, layers[i % 2], [i % 2, 7], [0.6, 0.4])
+        for first in 0, 2, 4:
+            for l in (1, 0):
+                for r, n in enumerate(lengths):
+                    for t in range(first, min(first + 2, n)):
+                        route(f"r{r}", t, layers[l], parts[r][t, l].tolist(), weights[r][t, l].tolist())
+    blocks(np.concatenate(parts), np.concatenate(weights), sequences=lengths)
+
+
+def speculative():
+    """Problems 1 of two datasets (6 and 2 tokens), problem 2 of the first (4)."""
+    names, lengths = [("gsm", 1), ("mmlu", 1), ("gsm", 2)], [6, 2, 4]
+    parts = [draw(n, 2, 8, 2) for n in lengths]
+    weights = [weights_of(p) / 2 for p in parts]
+    with open("log.jsonl", "w") as out:
+        for (dataset, problem), ids, w in zip(names, parts, weights):
+            for l in range(2):
+                for t in range(len(ids)):
+                    out.write(json.dumps(dict(dataset=dataset, problem_id=problem, layer=l, token_idx=t,
+                                              experts=ids[t, l].tolist(), gating_probs=w[t, l].tolist())) + "\n")
+    blocks(np.concatenate(parts), np.concatenate(weights), sequences=lengths, domains=[0, 1, 0])
+
+
+def moe_balance(weighted="yes"):
+    """Batches 4 and 6, layers 1 and 2, tokens of devices 0, 1 and 3 mixed; layer by layer."""
+    held, rows = {}, {2: [], 1: []}
+    for batch in 6, 4:
+        origin = rng.permutation([0] * 5 + [1] * 3 + [3] * 4)
+        ids = draw(12, 2, 8, 2)
+        w = weights_of(ids)
+        for l in range(2):
+            line = dict(layer=l + 1, batch_id=batch, origin_rows=origin.tolist(), topk_experts=ids[:, l].tolist())
+            if weighted == "yes":
+                line["topk_weights"] = w[:, l].tolist()
+            rows[l + 1].append(line)
+            for r in 0, 1, 3:
+                held[batch, 0, l, r] = ids[origin == r, l], w[origin == r, l]
+    with open("log.jsonl", "w") as out:
+        for layer in rows:
+            out.writelines(json.dumps(line) + "\n" for line in rows[layer])
+    order = sorted(held)
+    more = dict(pairs__weight=np.concatenate([held[o][1].ravel() for o in order])) if weighted == "yes" else {}
+    expect(pairs__expert=np.concatenate([held[o][0].ravel() for o in order]), **more,
+           **calls([o + (len(held[o][0]),) for o in order]))
+
+
 def check(path):
     import h5py
     trace, expected = h5py.File(path), np.load("expected.npz")

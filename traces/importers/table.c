@@ -2,14 +2,22 @@
 
 #include <stddef.h>
 
-const mz_importer *const mz_importers[] = {&mz_import_smartmoe_log,
-                                           &mz_import_smartmoe_npy,
-                                           &mz_import_npy_ids,
-                                           &mz_import_gpt_oss_json,
-                                           &mz_import_laer_csv,
-                                           &mz_import_megatron_router,
-                                           &mz_import_megatron_tpe,
-                                           &mz_import_sglang_json,
-                                           &mz_import_nf4_jsonl,
-                                           &mz_import_trt_safetensors,
-                                           NULL};
+/* clang-format off: one a line */
+const mz_importer *const mz_importers[] = {
+    &mz_import_smartmoe_log,
+    &mz_import_smartmoe_npy,
+    &mz_import_npy_ids,
+    &mz_import_gpt_oss_json,
+    &mz_import_laer_csv,
+    &mz_import_megatron_router,
+    &mz_import_megatron_tpe,
+    &mz_import_sglang_json,
+    &mz_import_nf4_jsonl,
+    &mz_import_vllm_logger,
+    &mz_import_speculative_jsonl,
+    &mz_import_moe_balance,
+    &mz_import_trt_safetensors,
+    &mz_import_sglang_stat,
+    &mz_import_sglang_records,
+    NULL};
+/* clang-format on */
