@@ -2,7 +2,8 @@
 
 #include <stddef.h>
 
-/* clang-format off: one a line */
+/* One line each: */
+/* clang-format off */
 const mz_importer *const mz_importers[] = {
     &mz_import_smartmoe_log,
     &mz_import_smartmoe_npy,
