@@ -10,13 +10,13 @@
 #include <stdio.h>
 
 typedef struct mz_app {
-    FILE *out;                           /* results: stdout */
-    mz_log log;                          /* people: stderr */
-    const volatile sig_atomic_t *stop;   /* set by SIGINT/SIGTERM; commands write what is complete
-                                            and return MZ_EABORTED */
-    const char *data_dir;                /* installed or source directory with sim/cluster/profiles,
-                                            sim/model/configs, traces/example */
-    const char *version;                 /* "0.1.0" */
+    FILE *out;                         /* results: stdout */
+    mz_log log;                        /* people: stderr */
+    const volatile sig_atomic_t *stop; /* set by SIGINT/SIGTERM; commands write what is complete
+                                          and return MZ_EABORTED */
+    const char *data_dir;              /* installed or source directory with sim/cluster/profiles,
+                                          sim/model/configs, traces/example */
+    const char *version;               /* "0.1.0" */
 } mz_app;
 
 typedef struct mz_command {

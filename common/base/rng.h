@@ -13,7 +13,8 @@ typedef struct mz_rng {
     int left; /* unused 32-bit words of block */
 } mz_rng;
 
-/* One Philox block: out = philox4x32-10(counter, key). Known-answer vectors are in the paper's code. */
+/* One Philox block: out = philox4x32-10(counter, key). Known-answer vectors are in the paper's
+ * code. */
 void mz_philox(const uint32_t counter[4], const uint32_t key[2], uint32_t out[4]);
 
 mz_rng mz_rng_make(uint64_t seed, uint64_t stream);
@@ -23,8 +24,8 @@ uint64_t mz_rng_stream(uint64_t a, uint64_t b, uint64_t c, uint64_t d);
 
 uint32_t mz_rng_u32(mz_rng *rng);
 uint64_t mz_rng_u64(mz_rng *rng);
-double mz_rng_uniform(mz_rng *rng);                 /* [0, 1), 53 bits */
-uint64_t mz_rng_below(mz_rng *rng, uint64_t n);     /* unbiased, n > 0 */
-double mz_rng_normal(mz_rng *rng);                  /* mean 0, standard deviation 1 */
+double mz_rng_uniform(mz_rng *rng);             /* [0, 1), 53 bits */
+uint64_t mz_rng_below(mz_rng *rng, uint64_t n); /* unbiased, n > 0 */
+double mz_rng_normal(mz_rng *rng);              /* mean 0, standard deviation 1 */
 
 #endif

@@ -8,12 +8,12 @@
 #include <stdint.h>
 
 typedef enum mz_unit {
-    MZ_UNIT_NONE,      /* plain number; suffixes k, M, G, T (powers of 1000) allowed: "32k" */
-    MZ_UNIT_BYTES,     /* "80 GiB", "96 MB", "1024" (bytes) */
-    MZ_UNIT_RATE,      /* bytes per second: "400 GB/s", "100 Gb/s" (bits), "25 GiB/s" */
-    MZ_UNIT_FLOPS,     /* operations per second: "312 TFLOP/s", "19.5 TFLOP/s" */
-    MZ_UNIT_SECONDS,   /* "5 us", "0.3 ms", "2 s", "90 ns" */
-    MZ_UNIT_HERTZ      /* "1410 MHz" */
+    MZ_UNIT_NONE,    /* plain number; suffixes k, M, G, T (powers of 1000) allowed: "32k" */
+    MZ_UNIT_BYTES,   /* "80 GiB", "96 MB", "1024" (bytes) */
+    MZ_UNIT_RATE,    /* bytes per second: "400 GB/s", "100 Gb/s" (bits), "25 GiB/s" */
+    MZ_UNIT_FLOPS,   /* operations per second: "312 TFLOP/s", "19.5 TFLOP/s" */
+    MZ_UNIT_SECONDS, /* "5 us", "0.3 ms", "2 s", "90 ns" */
+    MZ_UNIT_HERTZ    /* "1410 MHz" */
 } mz_unit;
 
 /* Parses text into the unit's base (bytes, bytes/s, flop/s, seconds, hertz). A bare number is

@@ -23,7 +23,8 @@ const char *mz_input_path(const mz_input *input);
 void mz_input_close(mz_input **input);
 
 /* Output that appears whole or not at all: writes PATH.partial-PID, fsyncs, renames on commit,
- * unlinks on abandon. The directory must be writable; an existing PATH is replaced by commit only. */
+ * unlinks on abandon. The directory must be writable; an existing PATH is replaced by commit only.
+ */
 typedef struct mz_output {
     char path[4096], partial[4200];
 } mz_output;

@@ -40,16 +40,17 @@ mz_code mz_json_quantity_or(mz_json *view, const char *key, mz_unit unit, double
 mz_code mz_json_get(mz_json *view, const char *key, json_type type, json_t **value, mz_err *err);
 bool mz_json_has(mz_json *view, const char *key);
 /* MZ_EINPUT if the object has a key that was never asked for; names it and the nearest known one.
- * Keys that start with '_' or are named "source"/"sources"/"comment" are remarks and always allowed. */
+ * Keys that start with '_' or are named "source"/"sources"/"comment" are remarks and always
+ * allowed. */
 mz_code mz_json_no_more(mz_json *view, mz_err *err);
 
-/* A string for output: text that is not UTF-8 (a path may be anything) gets '?' for its bytes beyond
- * ASCII. NULL when memory is short. */
+/* A string for output: text that is not UTF-8 (a path may be anything) gets '?' for its bytes
+ * beyond ASCII. NULL when memory is short. */
 json_t *mz_json_text(const char *text);
 
 /* Writes with 2-space indent, lists of plain values on one line, keys in insertion order,
- * reals with 15 to 17 significant digits, the fewest that read back equal, non-finite numbers refused
- * (MZ_EINTERNAL). Ends with a newline. */
+ * reals with 15 to 17 significant digits, the fewest that read back equal, non-finite numbers
+ * refused (MZ_EINTERNAL). Ends with a newline. */
 mz_code mz_json_write(const json_t *value, FILE *out, mz_err *err);
 
 #endif

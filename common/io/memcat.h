@@ -1,4 +1,5 @@
-/* The one enumeration of memory categories (DESIGN section 4, memory). Every command prints these. */
+/* The one enumeration of memory categories (DESIGN section 4, memory). Every command prints these.
+ */
 #ifndef MIZAN_IO_MEMCAT_H
 #define MIZAN_IO_MEMCAT_H
 

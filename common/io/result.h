@@ -1,5 +1,6 @@
 /* The result file that simulator and replay write: one schema, JSON on stdout and HDF5 on disk.
- * Keys are a contract (mizan-result/1): they never change meaning. Bytes are bytes, times seconds. */
+ * Keys are a contract (mizan-result/1): they never change meaning. Bytes are bytes, times seconds.
+ */
 #ifndef MIZAN_IO_RESULT_H
 #define MIZAN_IO_RESULT_H
 
@@ -32,15 +33,15 @@ typedef struct mz_run {
     int64_t memory_bytes[MZ_MEM_CATEGORIES]; /* at that rank's peak; adds up to the peak */
     int64_t capacity_bytes;
     bool fits;
-    char oom[256];             /* "" or what did not fit: category, bytes, layer, rank, what to shrink */
-    char peak_at[256];         /* what made the peak */
-    mz_stat rank_imbalance;    /* max/mean of computed pairs per layer call, forward; p50 unused */
+    char oom[256];     /* "" or what did not fit: category, bytes, layer, rank, what to shrink */
+    char peak_at[256]; /* what made the peak */
+    mz_stat rank_imbalance; /* max/mean of computed pairs per layer call, forward; p50 unused */
     /* off-rank bytes summed over ranks, layers and micro-batches, mean per step */
     int64_t dispatch_bytes, combine_bytes, backward_dispatch_bytes, backward_combine_bytes;
-    int64_t transfer_bytes;    /* weights, gradients, optimizer state moved by the policy */
+    int64_t transfer_bytes; /* weights, gradients, optimizer state moved by the policy */
     double kept_pairs_fraction;
-    double kept_score_mass;    /* NaN: null */
-    char score_source[64];     /* "trace", "gate weights", "" (none) */
+    double kept_score_mass; /* NaN: null */
+    char score_source[64];  /* "trace", "gate weights", "" (none) */
     double dropped_pairs_fraction;
     const char *phase_name[MZ_PHASES_MAX]; /* static strings */
     double phase_s[MZ_PHASES_MAX];         /* mean per step, worst-rank busy time of each phase */
@@ -49,10 +50,10 @@ typedef struct mz_run {
     double planner_measured_s; /* only printed with --timing */
     /* per step and per rank detail for the HDF5 file; NULL when not kept */
     int64_t steps;
-    double *step_s;            /* [steps], owned by the caller */
+    double *step_s; /* [steps], owned by the caller */
     int32_t ranks;
-    double *rank_busy_s;       /* [ranks] mean compute busy time per step */
-    int64_t *rank_peak_bytes;  /* [ranks] */
+    double *rank_busy_s;      /* [ranks] mean compute busy time per step */
+    int64_t *rank_peak_bytes; /* [ranks] */
 } mz_run;
 
 typedef struct mz_result {
@@ -68,7 +69,8 @@ mz_code mz_result_print_json(const mz_result *result, FILE *out, mz_err *err);
  * and direction; widths fit 100 columns. */
 void mz_result_print_table(const mz_result *result, FILE *out);
 /* HDF5, written whole or not at all; the JSON text is stored beside the datasets. */
-mz_code mz_result_write(const mz_result *result, const char *path, const char *producer, mz_err *err);
+mz_code mz_result_write(const mz_result *result, const char *path, const char *producer,
+                        mz_err *err);
 void mz_result_free(mz_result *result);
 
 #endif
