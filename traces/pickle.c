@@ -463,7 +463,7 @@ static mz_code push_number(machine *m, unsigned char op) {
     }
     int bytes = op == 'K' ? 1 : op == 'M' ? 2 : 4;
     if (op == 0x8a) {
-        uint64_t length;
+        uint64_t length = 0;
         code = operand(m, 1, &length);
         if (code)
             return code;

@@ -120,7 +120,7 @@ static int by_key(const void *a, const void *b) {
 }
 
 mz_code mz_zip_open(mz_datafile *file, mz_zip *zip, mz_err *err) {
-    directory found;
+    directory found = {0};
     *zip = (mz_zip){.file = file};
     mz_code code = find_directory(file, &found, err);
     if (code)
