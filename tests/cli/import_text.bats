@@ -287,3 +287,58 @@ note() { "$python" -c 'import h5py, sys; print(h5py.File("t.h5")["run"].attrs["i
     cat log.jsonl log.jsonl >twice.jsonl
     bad "rank 0: recorded twice" twice.jsonl $ok
 }
+
+@test "routed experts in answers of SGLang" {
+    make routed_sglang meta_info
+    ok="--experts 300 --phase decode --layers 4 --top-k 3"
+    bad "pass --phase" answers.json --experts 300
+    bad "pass --experts" answers.json --phase decode
+    bad "answer 1: 336 bytes of routed experts without a shape: pass --layers" answers.json --experts 300 --phase decode
+    takes routed-json answers.json $ok
+    [[ $stderr == *"14 rows left out: 13 of dense layers, 1 of filler tokens"* ]]
+    [[ $(note) == "layers=3 from 1 to 3 of 4" ]]
+    bad "no whole rows of 5 layers x top-3 x 4 bytes" answers.json --experts 300 --phase decode --layers 5 --top-k 3
+    bad "is not from 0 to 99" answers.json --experts 100 --phase decode --layers 4 --top-k 3
+    bad "14 rows for 8 tokens" answers.json $ok --id-bytes 2
+    make routed_sglang sgl_ext
+    takes routed-json answers.json $ok
+    "$python" -c 'import h5py; assert h5py.File("t.h5")["model"].attrs["name"] == b"m"'
+    # As many rows as tokens: whether the last one is a token must be told.
+    sed 's/"completion_tokens": 7/"completion_tokens": 6/' answers.json >full.json
+    bad "7 rows for 7 tokens, but the last token is never routed: pass --filler-last yes" full.json $ok
+    "$mizan" trace import -q full.json $ok --filler-last no -o no.h5
+    make check no.h5
+    "$mizan" trace import -q full.json $ok --filler-last yes -o yes.h5
+    "$python" -c 'import h5py; assert list(h5py.File("yes.h5")["sequences/tokens"]) == [6, 1, 5]'
+    bad "'maybe' is neither yes nor no" full.json $ok --filler-last maybe
+    head -c 500 answers.json >cut.json
+    bad "cut.json" cut.json $ok
+    sed 's/"routed_experts": "..../"routed_experts": "*!?,/' answers.json >a.json
+    bad "a.json: answer 1: routed experts are not valid base64" a.json $ok
+    sed '0,/"routed_experts"/s//"routed"/' answers.json >b.json
+    bad "b.json: answer 1: no routed experts in it" b.json $ok
+    sed 's/"routed_experts": ".*"/"routed_experts": 5/' answers.json >c.json
+    bad "c.json: answer 1: routed experts are neither base64" c.json $ok
+    echo '{"meta_info": {}, "routed_experts": [[[0, 0, 0], [0, 0, 0]]]}' >d.json
+    bad "d.json: no row with experts" d.json --experts 9 --phase decode
+    echo '{"meta_info": {}, "routed_experts": [[[0, 1], [2, 2]]]}' >e.json
+    bad "row 0, layer 1: expert id 2 stands twice" e.json --experts 9 --phase decode
+    echo '{"meta_info": {}, "routed_experts": [[[0, 1], [2, 3]], [[0, 1]]]}' >f.json
+    bad "row 1 does not list 2 layers" f.json --experts 9 --phase decode
+    echo '{"meta_info": {}, "routed_experts": [[[0, 1], [4, 5]], [[0, 1], [0, 0]]]}' >g.json
+    bad "row 1: 1 of 2 layers have no experts" g.json --experts 9 --phase decode
+}
+
+@test "routed experts in answers of vLLM" {
+    for form in npy shape lists; do
+        make routed_vllm $form
+        takes routed-json a.json b.json --experts 300 --phase prefill
+    done
+    make routed_vllm flat
+    bad "pass --layers" a.json --experts 300 --phase prefill
+    takes routed-json a.json b.json --experts 300 --phase prefill --layers 3 --top-k 3
+    make routed_vllm shape
+    sed 's/"shape": \[4, 3, 3\]/"shape": [5, 3, 3]/' a.json >c.json
+    bad "shape [5, 3, 3] does not fit 72 bytes" c.json --experts 300 --phase prefill
+    bad "rows of 3 layers x top-3, unlike --layers" a.json --experts 300 --phase prefill --layers 2
+}

@@ -243,6 +243,60 @@ def moe_balance(weighted="yes"):
            **calls([o + (len(held[o][0]),) for o in order]))
 
 
+def blob(ids, dtype):
+    return base64.b64encode(ids.astype(dtype).tobytes()).decode()
+
+
+def with_dense(ids):
+    """A dense layer before the MoE layers, as rows of zeros."""
+    return np.concatenate([np.zeros_like(ids[:, :1]), ids], 1)
+
+
+def routed_sglang(form="meta_info"):
+    """Answers of 7, 1 and 5 rows over 4 layers, the first dense, and a filler row in the last one."""
+    parts, answers = [draw(n, 3, 300, 3) for n in (7, 1, 5)], []
+    for i, ids in enumerate(parts):
+        rows = with_dense(ids)
+        if i == 2:
+            rows = np.concatenate([rows[:2], np.zeros_like(rows[:1]), rows[2:]])
+        text = blob(rows, "<i4")
+        count = dict(prompt_tokens=1, completion_tokens=len(rows))
+        if form == "meta_info":
+            answers.append(dict(text="x", meta_info=dict(count, routed_experts=text)))
+        else:
+            answers.append(dict(choices=[dict(index=0, sgl_ext=dict(routed_experts=text))], usage=count, model="m"))
+    with open("answers.json", "w") as out:
+        if form == "meta_info":
+            out.writelines(json.dumps(a) + "\n" for a in answers)
+        else:
+            json.dump(answers, out, indent=1)
+    blocks(np.concatenate(parts), sequences=[7, 1, 5])
+
+
+def routed_vllm(form="npy"):
+    """Two answers: prompts of 4 and 3 rows, one with two choices of 2 and 3 rows, one with 1 of 5."""
+    import io
+
+    def pack(ids, how):
+        if how == "flat":
+            return blob(ids, "<i2")
+        if how == "shape":
+            return dict(data=blob(ids, "<i2"), shape=list(ids.shape))
+        if how == "lists":
+            return ids.tolist()
+        out = io.BytesIO()
+        np.save(out, ids.astype(np.int16))
+        return base64.b64encode(out.getvalue()).decode().rstrip("=")
+    parts = [draw(n, 3, 300, 3) for n in (4, 2, 3, 3, 5)]
+    a, b = [dict(model="tiny", prompt_routed_experts=pack(prompt, form),
+                 choices=[dict(routed_experts=pack(c, form)) for c in choices], usage=usage)
+            for prompt, choices, usage in ((parts[0], parts[1:3], {}),
+                                           (parts[3], parts[4:], dict(prompt_tokens=3, completion_tokens=6)))]
+    json.dump(a, open("a.json", "w"))
+    json.dump(b, open("b.json", "w"), indent=2)
+    blocks(np.concatenate(parts), sequences=[6, 3, 8])
+
+
 def check(path):
     import h5py
     trace, expected = h5py.File(path), np.load("expected.npz")

@@ -17,8 +17,11 @@ const mz_importer *const mz_importers[] = {
     &mz_import_vllm_logger,
     &mz_import_speculative_jsonl,
     &mz_import_moe_balance,
+    &mz_import_routed_json,
     &mz_import_trt_safetensors,
     &mz_import_sglang_stat,
     &mz_import_sglang_records,
+                                           &mz_import_slime_pt,
+                                           &mz_import_verl_pt,
     NULL};
 /* clang-format on */
