@@ -520,7 +520,7 @@ static mz_code lrmoe_route(void *self, const mz_call *call, mz_plan *plan, mz_er
     if (plan->has_backward)
         share_quotas(state, load, plan);
     mz_code code = MZ_OK;
-    if (mz_select_possible(call->pairs))
+    if (state->o.quota != QUOTA_NONE && mz_select_possible(call->pairs))
         code = mz_select_run(state->select, call, plan, NULL, err);
     bool exact = state->o.forward == FORWARD_EXACT || state->o.placement != PLACE_ULTRAEP;
     if (code == MZ_OK)

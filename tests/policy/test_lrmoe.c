@@ -377,6 +377,20 @@ static void plain_path(void **unused) {
         }
 }
 
+/* Pairs may be there for another policy's sake: without quotas nobody asks what they are worth. */
+static void no_quota_no_scores(void **unused) {
+    pair_set p = pairs_new(4, 8, 60, false, false, 6);
+    for (int with = 0; with < 2; with++) {
+        rig r;
+        rig_open(&r, "lrmoe[quota=none]", 4, 8, 0);
+        rig_call(&r, p.load, NULL, NULL, with ? &p.pairs : NULL);
+        assert_true(r.plan->total_score == 0 && r.plan->kept_score == 0);
+        assert_string_equal(r.traits.score_source, "");
+        rig_close(&r);
+    }
+    pairs_free(&p);
+}
+
 static void full_backward_until_start(void **unused) {
     rig r;
     mz_load *load = load_random(LOAD_ZIPF, 4, 8, 2);
@@ -783,6 +797,7 @@ int main(void) {
         cmocka_unit_test(negative_zero_is_zero),
         cmocka_unit_test(pairs_must_match_counts),
         cmocka_unit_test(plain_path),
+        cmocka_unit_test(no_quota_no_scores),
         cmocka_unit_test(full_backward_until_start),
         cmocka_unit_test(waterfill_by_hand),
         cmocka_unit_test(per_rank_caps),
