@@ -22,10 +22,12 @@
  * returns dX of its rows; each must fit. Time: 12 H I FLOPs a row (resend: 16 H I) at the rate of
  * `flops`. joint: the number of replicas per rank that leaves room for the highest expected kept
  * score (before there are scores: the most pairs) when slots and rows share one memory; of equal
- * choices the most replicas. Scores:
- * where the trace lacks the norms of a kind, gate weights alone. Without gate weights only counts
- * are known: shares of the sources stand in for the selection, also with scope=global. Departures:
- * `rescale` changes learning, not load: it is accepted and recorded, with no effect here. */
+ * choices the most replicas. Scores: where the trace lacks the norms of a kind, gate weights alone.
+ * Without gate weights only counts are known: shares of the sources stand in for the selection,
+ * also with scope=global. Departures: forward=placement is the default, though the specification
+ * spreads forward exactly too (forward=exact), so that full quotas give ultraep's plan; `network`
+ * does not count saved activations that follow their pair to another replica; `rescale` changes
+ * learning, not load: it is accepted and recorded, with no effect here. */
 #include "sim/policy/lrmoe.h"
 
 #include <math.h>
