@@ -30,7 +30,8 @@ typedef struct mz_import_options {
     int ranks_hold; /* files of several ranks count 1 the same tokens, 2 their own tokens, 3 their
                        own experts */
     int padding;    /* rows of zeros: 1 none, 2 before each sequence, 3 before and behind it */
-    bool dropped;              /* counts are those after dropping */
+    const char *dense_layers; /* "none" or "0,1,2": layers recorded as rows of zeros */
+    bool dropped;             /* counts are those after dropping */
     bool force;
 } mz_import_options;
 

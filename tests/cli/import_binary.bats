@@ -9,3 +9,9 @@ setup() { enter_tmpdir; }
 binary() { "$python" "$root/tests/traces/make_binary.py" "$mizan" "$@"; }
 
 @test "TensorRT-LLM statistic" { binary trt; }
+
+@test "SGLang recorder: stat" { binary sglang_stat; }
+
+@test "SGLang recorder: per_pass" { binary sglang_pass; }
+
+@test "SGLang recorder: per_token" { binary sglang_token; }

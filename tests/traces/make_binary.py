@@ -6,13 +6,18 @@ program MIZAN, compares every dataset with what the case expects, then damages t
 file must be refused with one clear line and leave nothing behind, and random damage may be refused
 or read but must never crash. Uses numpy and h5py alone.
 """
+import io
 import json
 import os
+import pickle
 import random
 import shutil
 import struct
 import subprocess
 import sys
+import types
+import zipfile
+from collections import OrderedDict
 
 import h5py
 import numpy as np
@@ -74,7 +79,7 @@ class Runner:
 
     def run(self, files, options, output="out.h5"):
         command = [self.mizan, "trace", "import", *files, *options, "-o", output]
-        return subprocess.run(command, capture_output=True, text=True)
+        return subprocess.run(command, capture_output=True, text=True, errors="replace")
 
     def good(self, files, options, expect, kind, says=""):
         done = self.run(files, options)
@@ -199,6 +204,290 @@ def trt(run):
     run.bad(["rank0.safetensors", "meta_info.json"], [], "'num_experts_per_token' is missing")
     meta(num_experts="many", num_experts_per_token=k)
     run.bad(["rank0.safetensors", "meta_info.json"], [], "must be a whole number")
+
+# ---- torch.save files without torch ---------------------------------------------------------------
+
+
+class Storage:
+    def __init__(self, array, location="cpu"):
+        self.array, self.location = array, location
+
+
+class Tensor:
+    """Pickles as torch does: _rebuild_tensor_v2(storage, offset, size, stride, False, OrderedDict())."""
+
+    def __init__(self, array, offset=0, size=None, stride=None, storage=None):
+        self.array = np.ascontiguousarray(array)
+        self.storage = storage or Storage(self.array)
+        self.offset, self.size = offset, self.array.shape if size is None else size
+        self.stride = tuple(s // self.array.itemsize for s in self.array.strides) if stride is None else stride
+
+    def __reduce__(self):
+        return (GLOBALS["_rebuild_tensor_v2"],
+                (self.storage, self.offset, tuple(self.size), tuple(self.stride), False, OrderedDict()))
+
+
+def stand_in(module, name):
+    """A callable that pickles as MODULE.NAME."""
+    def function(*arguments):
+        raise AssertionError(name)
+    function.__module__, function.__qualname__, function.__name__ = module, name, name
+    sys.modules.setdefault(module, types.ModuleType(module))
+    setattr(sys.modules[module], name, function)
+    return function
+
+
+for package in "torch", "torch._utils":
+    sys.modules[package] = types.ModuleType(package)
+GLOBALS = {"_rebuild_tensor_v2": stand_in("torch._utils", "_rebuild_tensor_v2")}
+STORAGES = {dtype: stand_in("torch", name) for dtype, name in {
+    "uint8": "ByteStorage", "bool": "BoolStorage", "int8": "CharStorage", "int16": "ShortStorage",
+    "int32": "IntStorage", "int64": "LongStorage", "float16": "HalfStorage", "float32": "FloatStorage",
+    "float64": "DoubleStorage"}.items()}
+
+
+class TorchPickler(pickle._Pickler):
+    def __init__(self, file, protocol):
+        super().__init__(file, protocol, fix_imports=False)
+        self.storages = []
+
+    def persistent_id(self, value):
+        if not isinstance(value, Storage):
+            return None
+        if value not in self.storages:
+            self.storages.append(value)
+        return ("storage", STORAGES[str(value.array.dtype)], str(self.storages.index(value)), value.location,
+                value.array.size)
+
+
+def torch_save(path, value, protocol=2, byteorder=b"little", folder="archive", cut=0, method=zipfile.ZIP_STORED):
+    text = io.BytesIO()
+    pickler = TorchPickler(text, protocol)
+    pickler.dump(value)
+    with zipfile.ZipFile(path, "w", method) as out:
+        out.writestr(f"{folder}/data.pkl", text.getvalue())
+        if byteorder:
+            out.writestr(f"{folder}/byteorder", byteorder)
+        for i, storage in enumerate(pickler.storages):
+            data = np.ascontiguousarray(storage.array).tobytes()
+            out.writestr(f"{folder}/data/{i}", data[:len(data) - cut])
+        out.writestr(f"{folder}/version", b"3\n")
+
+
+def torch_bad(run, name, root, options, bad):
+    """What is refused in every torch file, whatever it holds. `bad` makes a root with a stranger."""
+    torch_save(name, root, byteorder=b"big")
+    run.bad([name], options, "big-endian")
+    torch_save(name, root, cut=1)
+    run.bad([name], options, "its tensor needs")
+    torch_save(name, root, method=zipfile.ZIP_DEFLATED)
+    run.bad([name], options + ["--force"], "compressed")
+    for stranger, text in [
+            (subprocess.Popen, "names subprocess.Popen"), (print, "print"), ({1, 2}, "builtins.set"),
+            (1 << 70, "beyond 64 bits"), (np.arange(3, dtype=">i4"), "big-endian NumPy"),
+            (np.asfortranarray(np.zeros((2, 3))), "Fortran"), (np.array(["x"]), "type U1"),
+            (Tensor(np.zeros(4, np.int32), size=(5,), stride=(1,)), "larger than its storage"),
+            (Tensor(np.zeros(4, np.int32), size=(2, 2), stride=(3, 1)), "larger than its storage"),
+            (Tensor(np.zeros(4, np.int32), offset=1), "larger than its storage"),
+            (Tensor(np.zeros(4, np.int32), size=(1 << 62,), stride=(0,)), "larger than its storage"),
+            (Tensor(np.zeros(4, np.int32), size=(1,) * 9, stride=(1,) * 9), "8 dimensions")]:
+        torch_save(name, bad(stranger))
+        run.bad([name], options, text)
+    magic = pickle.dumps(0x1950a86a20f9469cfc6c, 2) + pickle.dumps(1001, 2) + pickle.dumps({}, 2)
+    open(name, "wb").write(magic)
+    run.bad([name], options, "PyTorch before 1.6")
+    torch_save(name, root)
+    run.damage(name, [name], options)
+    whole = open(name, "rb").read()
+    at = whole.index(b"data.pkl") + 8
+    for i in range(60):  # damage in the pickle alone, which the zip's own checks do not see
+        data = bytearray(whole)
+        data[run.random.randrange(at, at + 400)] = run.random.randrange(256)
+        open(name, "wb").write(data)
+        done = run.run([name], options + ["-q"])
+        assert done.returncode in (0, 2) and done.stderr.count("\n") <= 1, (i, done)
+        if done.returncode == 0:
+            os.remove("out.h5")
+    open(name, "wb").write(whole)
+
+
+@case
+def sglang_stat(run):
+    rng, experts, k, layers, steps = np.random.default_rng(2), 12, 3, 5, 4
+    counts = np.zeros((steps, layers, experts), np.int32)
+    expect = Expect(experts, k, layers=3, model_layers=5, ranks=1, step="forward",
+                    import_notes="layers=1,2,4; counts=summed over all ranks")
+    for s in (0, 1, 3):  # step 2 saw no token
+        for l in (1, 2, 4):
+            counts[s, l] = bincount(choices(rng, 7 + s, experts, k), experts)
+            expect.counts(s, 0, (1, 2, 4).index(l), 0, counts[s, l])
+    root = {"rank": 0, "logical_count": Tensor(counts), "average_utilization_rate_over_window": 0.5,
+            "more": (None, True, [1, -2, 1 << 40, "text"], OrderedDict(), 2.5)}
+    options = ["--top-k", "3"]
+    name = "expert_distribution_recorder_1.5.pt"
+    for protocol in 2, 3, 4, 5:
+        torch_save(name, root, protocol)
+        run.good([name], options, expect, "counts", "11 rows left out: layers without any selection")
+    # A view of a larger storage, the steps reversed in memory; two files follow one another.
+    wide = np.zeros((layers, steps + 1, experts), np.int64)
+    wide[:, 1:] = counts.transpose(1, 0, 2)
+    view = Tensor(wide, offset=experts, size=counts.shape, stride=(experts, (steps + 1) * experts, 1))
+    torch_save("b.pt", {"rank": 0, "logical_count": view}, byteorder=None, folder="expert_distribution")
+    for (s, m, l, r), (row, w) in list(expect.calls.items()):
+        expect.counts(s + steps, m, l, r, row)
+    run.good([name, "b.pt"], options + ["--experts", "12"], expect, "counts")
+    run.bad([name], [], "pass --top-k N")
+    run.bad([name], ["--top-k", "2"], "no multiple of top-2")
+    run.bad([name], options + ["--experts", "13"], "but --experts 13")
+    torch_save("b.pt", {"rank": 0, "logical_count": Tensor(counts[:, :4])})
+    run.bad([name, "b.pt"], options, "unlike the files before")
+    for value, text in [(counts[0], "not [steps, layers, experts]"), (counts * 0, "all counts are 0"),
+                        (counts - 1, "is no count"), (counts.astype(np.float32), "floats where integers")]:
+        torch_save("b.pt", {"rank": 0, "logical_count": Tensor(value)})
+        run.bad(["b.pt"], options, text)
+    torch_save("b.pt", {"rank": 0, "count": Tensor(counts)})
+    run.bad(["b.pt"], options, 'no array "logical_count"')
+    os.system(f"gzip -k {name}")
+    run.bad([name + ".gz"], options, "unpack it first")
+    torch_bad(run, name, root, options, lambda stranger: {**root, "stranger": stranger})
+
+
+def recorder_file(path, records, physical):
+    torch_save(path, {"records": records, "last_physical_to_logical_map": Tensor(physical)})
+
+
+def physical_map(rng, layers, experts, slots):
+    return np.stack([rng.permutation(np.concatenate([np.arange(experts), rng.integers(0, experts, slots - experts)]))
+                     for _ in range(layers)])
+
+
+@case
+def sglang_pass(run):
+    rng, layers, experts, slots, k, ranks = np.random.default_rng(3), 4, 8, 12, 2, 3
+    physical = physical_map(rng, layers, experts, slots)
+    own, summed, first = (Expect(experts, k, layers=3, ranks=n) for n in (ranks, 1, 1))
+    records = [[] for _ in range(ranks)]
+    for forward in (5, 2):
+        for batch, key in enumerate(("primary", "child_b")):
+            total = np.zeros((layers, experts), int)
+            for rank in range(ranks):
+                count = np.zeros((layers, slots), np.int64)
+                for l in range(1, layers):
+                    ids = np.stack([rng.choice(slots, k, False) for _ in range(4 + rank)])
+                    count[l] = bincount(ids, slots)
+                    folded = np.zeros(experts, int)
+                    for p in range(slots):
+                        folded[physical[l, p]] += count[l, p]
+                    total[l] += folded
+                    own.counts(forward, batch, l - 1, rank, folded)
+                    if rank == 0:
+                        first.counts(forward, batch, l - 1, 0, folded)
+                records[rank].append({"forward_pass_id": forward, "rank": rank, "gatherer_key": key,
+                                      "global_physical_count": Tensor(count), "misc_objects": []})
+            for l in range(1, layers):
+                summed.counts(forward, batch, l - 1, 0, total[l])
+    files = [f"expert_distribution_recorder_7.5_{rank}.pt" for rank in range(ranks)]
+    for rank, name in enumerate(files):
+        recorder_file(name, records[rank], physical)
+    options = ["--top-k", "2"]
+    own.facts["import_notes"] = "ranks-hold=tokens; ids=physical, folded by last_physical_to_logical_map"
+    run.good(files[::-1], options + ["--ranks-hold", "tokens"], own, "counts", "importing as sglang-records")
+    run.good(files, options + ["--ranks-hold", "experts"], summed, "counts")
+    run.good(files, options + ["--ranks-hold", "same"], first, "counts", "records of ranks that hold the same")
+    run.good(files[:1], options, first, "counts")
+    run.bad(files, options, "pass --ranks-hold same")
+    run.bad(files[:1], [], "pass --top-k")
+    run.bad(files[1:], options + ["--ranks-hold", "tokens"], "rank 0 is missing")
+    run.bad(files + files[:1], options + ["--ranks-hold", "tokens"], "recorded twice")
+    run.bad(files[:1], options + ["--experts", "9"], "the map names 8 experts")
+    good = records[0]
+    change = lambda **members: [{**good[0], **members}]
+    for recs, phys, text in [
+            (good, physical[:2], "as large as the map"), (good, physical - 1, "is no expert"),
+            (good, physical.ravel(), "no last_physical_to_logical_map"), ([], physical, "no record in it"),
+            (change(forward_pass_id=None), physical, "no forward_pass_id"), ([7], physical, "no forward_pass_id"),
+            (change(rank=-1), physical, "no forward_pass_id or rank"),
+            (change(global_physical_count=Tensor(np.zeros((layers, slots), np.int64))), physical, "no record has a token"),
+            (change(global_physical_count=Tensor(-np.ones((layers, slots), np.int64))), physical, "is no count"),
+            (change(global_physical_count=[1, 2]), physical, "no global_physical_count")]:
+        recorder_file("b.pt", recs, phys)
+        run.bad(["b.pt"], options, text)
+    torch_save("b.pt", {"records": good})
+    run.bad(["b.pt"], options, "no last_physical_to_logical_map")
+    run.damage(files[0], files, options + ["--ranks-hold", "tokens"])
+    root = {"records": good, "last_physical_to_logical_map": Tensor(physical)}
+    torch_bad(run, files[0], root, options, lambda stranger: {**root, "stranger": stranger})
+
+
+@case
+def sglang_token(run):
+    rng, layers, experts, slots, k, ranks = np.random.default_rng(4), 3, 10, 14, 3, 2
+    physical = physical_map(rng, layers, experts, slots)
+    expect, records = Expect(experts, k, layers=2, ranks=ranks), [[] for _ in range(ranks)]
+    expect.sequences = []
+    for forward, lens in enumerate(([3, 5, 0, 2], None, [4])):
+        for rank in range(ranks):
+            tokens = sum(lens) if lens else 6 + rank
+            ids = np.full((layers, tokens, 8), -1, np.int32)
+            filler = np.zeros(tokens, bool)
+            filler[-1] = forward == 0 or not lens  # a padded batch; -1 in every layer
+            for l in (0, 2):  # layer 1 is dense
+                choice = np.zeros((tokens, k), int)
+                for t in range(tokens):
+                    logical = rng.choice(experts, k, False)
+                    choice[t] = logical
+                    for j in range(k):
+                        ids[l, t, j] = rng.choice(np.flatnonzero(physical[l] == logical[j]))
+                ids[l, filler] = -1
+                expect.pairs(forward, 0, l // 2, rank, choice[~filler])
+            records[rank].append({
+                "forward_pass_id": forward, "rank": rank, "gatherer_key": "primary",
+                "input_ids": list(range(tokens)), "positions": list(range(tokens)), "extend_seq_lens": lens,
+                "forward_mode": 1 if lens else 2, "topk_ids_of_layer": Tensor(ids), "misc_objects": [{"x": 1}]})
+            if lens:
+                kept = [n for n in lens if n]
+                kept[-1] -= int(filler[-1])
+                expect.sequences += kept
+    files = ["r_0.pt", "r_1.pt"]
+    for rank in range(ranks):
+        recorder_file(files[rank], records[rank], physical)
+    hold = ["--ranks-hold", "tokens"]
+    run.good(files, hold, expect, "pairs", "rows of dense layers (-1); tokens without any expert (fillers)")
+    run.bad(files, [], "pass --ranks-hold")
+    run.bad(files, ["--ranks-hold", "experts"], "cannot be added up")
+    run.bad(files, hold + ["--top-k", "9"], "fewer than --top-k 9")
+    run.bad(files, hold + ["--top-k", "2"], "3 experts, not 2")
+    good = records[0][0]["topk_ids_of_layer"].array
+
+    def change(edit, **members):
+        ids = good.copy()
+        edit(ids)
+        recorder_file("b.pt", [{**records[0][0], "topk_ids_of_layer": Tensor(ids), **members}], physical)
+
+    def put(*place):
+        return lambda ids: ids.__setitem__(place[:-1], place[-1])
+
+    change(put(0, 1, 2, -1))
+    run.bad(["b.pt"], [], "token 1: 2 experts, not 3")
+    change(put(2, 1, slice(0, 8), -1))
+    run.bad(["b.pt"], [], "in some layers only")
+    change(put(0, 1, 1, 14))
+    run.bad(["b.pt"], [], "no physical expert of the map")
+    change(put(0, 1, 1, good[0, 1, 0]))
+    run.bad(["b.pt"], [], "stands twice")
+    change(put(0, 0, 0, good[0, 0, 0]), extend_seq_lens=[3, 8])
+    run.bad(["b.pt"], [], "extend_seq_lens do not add up")
+    change(put(slice(None), slice(None), slice(None), -1))
+    run.bad(["b.pt"], [], "no token has an expert")
+    full = np.broadcast_to(np.arange(8), (layers, 10, 8)).astype(np.int32)
+    recorder_file("b.pt", [{**records[0][0], "topk_ids_of_layer": Tensor(full)}], np.stack([np.arange(14)] * 3))
+    run.bad(["b.pt"], [], "pass --top-k K")
+    eight = Expect(14, 8, layers=3)
+    for l in range(3):
+        eight.pairs(0, 0, l, 0, full[l])
+    run.good(["b.pt"], ["--top-k", "8"], eight, "pairs")
+    run.damage(files[0], files, hold)
+
 
 
 if __name__ == "__main__":

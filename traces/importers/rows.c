@@ -40,7 +40,7 @@ void mz_rows_skip(mz_import_report *report, int64_t rows, const char *reason) {
 mz_code mz_rows_count(mz_gather *gather, const mz_gather_key *key, const int64_t *row,
                       const mz_import_options *options, mz_import_report *report, mz_err *err) {
     const mz_trace_facts *facts = gather->facts;
-    int64_t sum = 0, *count;
+    int64_t sum = 0, tokens, *count;
     for (int32_t e = 0; e < facts->experts; e++) {
         if (row[e] < 0 || row[e] > UINT32_MAX)
             return mz_fail(err, MZ_EINPUT,
@@ -52,14 +52,11 @@ mz_code mz_rows_count(mz_gather *gather, const mz_gather_key *key, const int64_t
         mz_rows_skip(report, 1, "layers without any selection (dense ones)");
         return MZ_OK;
     }
-    if (sum % facts->top_k && !options->dropped)
-        return mz_fail(err, MZ_EINPUT,
-                       "step %lld, layer %lld, rank %d: %lld selections are no multiple of top-%d; "
-                       "pass the right --top-k, or --dropped if they were counted after dropping",
-                       (long long)key->step, (long long)key->layer, key->rank, (long long)sum,
-                       facts->top_k);
-    mz_code code =
-        mz_gather_counts(gather, key, options->dropped ? -1 : sum / facts->top_k, &count, err);
+    mz_code code = mz_gather_tokens(options, facts->top_k, sum, &tokens, err);
+    if (code)
+        return mz_err_prefix(err, "step %lld, layer %lld, rank %d", (long long)key->step,
+                             (long long)key->layer, key->rank);
+    code = mz_gather_counts(gather, key, tokens, &count, err);
     if (!code)
         memcpy(count, row, (size_t)facts->experts * sizeof *count);
     return code;
@@ -106,4 +103,115 @@ int64_t mz_rows_rank_of(const char *path, const char *prefix, const char *suffix
         return -1;
     int64_t rank = atoll(digits);
     return rank < MZ_RANKS_MAX ? rank : -1;
+}
+
+/* ---- rows of ids in all layers --------------------------------------------------------------- */
+
+static bool zero_row(const int64_t *row, int32_t top_k) {
+    for (int32_t j = 0; j < top_k; j++)
+        if (row[j] != 0)
+            return false;
+    return true;
+}
+
+bool mz_rows_zero(const mz_id_rows *rows, const int64_t *token) {
+    return zero_row(token, (int32_t)(rows->layers * rows->top_k));
+}
+
+/* Layers named by the user: "none" or "0,1,2". */
+static mz_code read_dense(mz_id_rows *rows, const char *text, mz_err *err) {
+    const char *p = text;
+    while (strcmp(text, "none") != 0) {
+        char *end;
+        long long layer = strtoll(p, &end, 10);
+        if (end == p || layer < 0 || layer >= rows->layers || (*end != ',' && *end != '\0'))
+            return mz_fail(err, MZ_EINPUT,
+                           "--dense-layers: '%.40s' is not none or a list of layers below %lld",
+                           text, (long long)rows->layers);
+        rows->dense[layer] = true;
+        if (*end == '\0')
+            break;
+        p = end + 1;
+    }
+    return MZ_OK;
+}
+
+mz_code mz_id_rows_make(const char *path, const int64_t *tokens, int64_t count, int64_t layers,
+                        int32_t top_k, const mz_import_options *options, mz_id_rows *rows,
+                        mz_err *err) {
+    *rows = (mz_id_rows){.layers = layers, .top_k = top_k, .experts = (int32_t)options->experts};
+    rows->dense = mz_calloc((size_t)layers, sizeof *rows->dense);
+    if (!rows->dense)
+        return mz_fail_nomem(err, "layers");
+    bool asked = false;
+    for (int64_t l = 0; l < layers && !options->dense_layers; l++) {
+        bool zero = true;
+        for (int64_t t = 0; t < count && zero; t++)
+            zero = mz_rows_zero(rows, tokens + t * layers * top_k) ||
+                   zero_row(tokens + (t * layers + l) * top_k, top_k);
+        rows->dense[l] = zero;
+        asked = asked || (zero && top_k == 1);
+    }
+    if (asked)
+        return mz_fail(err, MZ_EINPUT,
+                       "%s: with one expert per token a row of zeros may be expert 0 or a dense "
+                       "layer: pass --dense-layers none or --dense-layers L,L,...",
+                       path);
+    mz_code code = options->dense_layers ? read_dense(rows, options->dense_layers, err) : MZ_OK;
+    for (int64_t l = 0; l < layers; l++)
+        rows->kept += !rows->dense[l];
+    if (!code && rows->kept == 0)
+        return mz_fail(err, MZ_EINPUT, "%s: every row of every layer is zero: no expert ids in it",
+                       path);
+    return code;
+}
+
+void mz_id_rows_free(mz_id_rows *rows) {
+    free(rows->dense);
+    *rows = (mz_id_rows){0};
+}
+
+const char *mz_rows_take(const mz_id_rows *rows, const int64_t *token, uint16_t *expert,
+                         int64_t *at) {
+    const int32_t k = rows->top_k;
+    for (int64_t l = 0; l < rows->layers; l++) {
+        const int64_t *row = token + l * k;
+        *at = l * k;
+        if (rows->dense[l] && !zero_row(row, k)) {
+            return "is data in a layer that was zero before (a dense one)";
+        } else if (!rows->dense[l]) {
+            for (int32_t j = 0; j < k; j++) {
+                const char *fault = mz_id_fault(row[j], rows->experts, expert, j);
+                *at = l * k + j;
+                if (fault)
+                    return fault;
+                expert[j] = (uint16_t)row[j];
+            }
+            expert += k;
+        }
+    }
+    return NULL;
+}
+
+mz_code mz_rows_sequence(const mz_id_rows *rows, const int64_t *tokens, int64_t count,
+                         mz_block *block, mz_trace_writer *writer, mz_import_report *report,
+                         mz_err *err) {
+    int64_t taken = 0, at = 0, row = rows->kept * rows->top_k;
+    mz_code code = mz_block_begin(block, count, writer, report, err);
+    for (int64_t t = 0; t < count && !code; t++) {
+        const int64_t *token = tokens + t * rows->layers * rows->top_k;
+        if (rows->top_k > 1 && mz_rows_zero(rows, token)) {
+            mz_rows_skip(report, 1, "tokens without any expert (fillers)");
+            continue;
+        }
+        const char *fault = mz_rows_take(rows, token, mz_block_expert(block) + taken * row, &at);
+        if (fault)
+            return mz_fail(err, MZ_EINPUT, "[%lld, %lld, %lld]: expert id %lld %s", (long long)t,
+                           (long long)(at / rows->top_k), (long long)(at % rows->top_k),
+                           (long long)token[at], fault);
+        taken++;
+    }
+    mz_rows_skip(report, rows->kept < rows->layers ? taken * (rows->layers - rows->kept) : 0,
+                 "rows of dense layers (all zero)");
+    return code || taken == 0 ? code : mz_block_end(block, taken, true, -1, err);
 }

@@ -32,6 +32,30 @@ mz_code mz_rows_count(mz_gather *gather, const mz_gather_key *key, const int64_t
 mz_code mz_rows_ids(mz_gather *gather, const mz_gather_key *key, const int64_t *ids, int64_t tokens,
                     int64_t stride, const mz_physical_map *map, int64_t map_layer, mz_err *err);
 
+/* Ids of all layers of a model, [tokens][layers][top_k], where dense layers are rows of zeros. */
+typedef struct mz_id_rows {
+    int64_t layers, kept; /* recorded, and those that are not dense */
+    int32_t top_k, experts;
+    bool *dense; /* [layers] */
+} mz_id_rows;
+
+/* Finds the dense layers: those that are zero in all of the first `count` tokens, or what
+ * --dense-layers says. With one expert per token zeros are ambiguous: MZ_EINPUT that asks. */
+mz_code mz_id_rows_make(const char *path, const int64_t *tokens, int64_t count, int64_t layers,
+                        int32_t top_k, const mz_import_options *options, mz_id_rows *rows,
+                        mz_err *err);
+void mz_id_rows_free(mz_id_rows *rows);
+/* Whether a token [layers][top_k] is zero in every layer. */
+bool mz_rows_zero(const mz_id_rows *rows, const int64_t *token);
+/* One token to expert[kept * top_k]; NULL, or what is wrong with the id at token[*at]. */
+const char *mz_rows_take(const mz_id_rows *rows, const int64_t *token, uint16_t *expert,
+                         int64_t *at);
+/* A sequence of `count` tokens into the block; tokens that are zero in every layer are left out and
+ * counted, a sequence of nothing else is none. MZ_EINPUT names [token, layer, place]. */
+mz_code mz_rows_sequence(const mz_id_rows *rows, const int64_t *tokens, int64_t count,
+                         mz_block *block, mz_trace_writer *writer, mz_import_report *report,
+                         mz_err *err);
+
 /* The rank in a name that ends in PREFIX{R}SUFFIX (prefix may be ""); -1: no such name. */
 int64_t mz_rows_rank_of(const char *path, const char *prefix, const char *suffix);
 
