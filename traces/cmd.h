@@ -4,7 +4,7 @@
 
 #include "common/base/app.h"
 
-/* mizan trace: info, check, synth, import, cut. */
+/* mizan trace: info, check, synth, import, export, cut. */
 mz_code mz_cmd_trace(mz_app *app, int argc, char **argv, mz_err *err);
 
 #endif

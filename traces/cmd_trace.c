@@ -1,4 +1,4 @@
-/* mizan trace: info, check, synth, import, cut. */
+/* mizan trace: info, compare, check, synth, import, export, cut. */
 #include "traces/cmd.h"
 
 #include "common/base/opt.h"
@@ -7,6 +7,7 @@
 #include "traces/check.h"
 #include "traces/cut.h"
 #include "traces/importer.h"
+#include "traces/exporter.h"
 #include "traces/info.h"
 #include "traces/npy.h"
 #include "traces/schema.h"
@@ -525,7 +526,7 @@ static const mz_command trace_commands[] = {
 
 static void print_help(FILE *out) {
     fprintf(out, "usage: mizan trace COMMAND [ARGUMENT...]\n\n"
-                 "Looks at, checks, makes, imports and cuts routing traces.\n\ncommands:\n");
+                 "Looks at, checks, makes, imports, exports and cuts routing traces.\n\ncommands:\n");
     for (int i = 0; i < COUNT(trace_commands); i++)
         fprintf(out, "  %-8s %s\n", trace_commands[i].name, trace_commands[i].summary);
     fprintf(out, "\n'mizan trace COMMAND --help' shows the options of a command.\n"
@@ -550,3 +551,4 @@ mz_code mz_cmd_trace(mz_app *app, int argc, char **argv, mz_err *err) {
                    near ? "; did you mean '" : "; 'mizan trace --help' lists them",
                    near ? near : "", near ? "'?" : "");
 }
+    {"export", "write a trace in the formats of other programs", mz_cmd_trace_export},

@@ -1,0 +1,254 @@
+#!/usr/bin/env bats
+# mizan trace export: each format read by an independent script, imported again where an importer exists,
+# and replayed by SimGrid where it is installed.
+
+load common
+
+setup() { enter_tmpdir; }
+
+synth() { # synth FILE [OPTION...]: 3 layers, 8 experts, 4 ranks, 2 steps of 2 micro-batches of 32 tokens
+    local file=$1
+    shift
+    "$mizan" trace synth -q --layers 3 --experts 8 --top-k 2 --ranks 4 --tokens 32 --sequence 16 --steps 2 \
+        --micro-batches 2 --hidden 64 "$@" -o "$file"
+}
+
+export_as() { # export_as FORMAT OUTPUT ARGUMENT...: what it says ends up in $stderr
+    local format=$1 output=$2
+    shift 2
+    run --separate-stderr "$mizan" trace export --format "$format" "$@" -o "$output"
+    echo "exit code $status; stderr: $stderr"
+    [ "$status" -eq 0 ]
+    [ -z "$output" ] || [ -e "$output" ]
+}
+
+# calls.py: the calls of a trace as {(step, micro-batch, rank, layer): (ids [tokens, k], weights or None)}.
+reader() {
+    cat >calls.py <<'END'
+import h5py
+import numpy as np
+
+
+def calls(path):
+    f = h5py.File(path)
+    pairs = np.concatenate(([0], np.cumsum(f["calls/pairs"][:])))
+    k = f["model"].attrs["top_k"]
+    weight = f["pairs/weight"] if "weight" in f["pairs"] else None
+    found = {}
+    for i, key in enumerate(zip(*(f["calls/" + n][:].tolist() for n in ("step", "micro_batch", "rank", "layer")))):
+        part = slice(pairs[i], pairs[i + 1])
+        found[key] = (f["pairs/expert"][part].reshape(-1, k), None if weight is None else weight[part].reshape(-1, k))
+    return found
+
+
+def rows(path):  # token-major [T, L, k] in the order of (step, micro-batch, rank)
+    found = calls(path)
+    layers = 1 + max(key[3] for key in found)
+    keys = sorted({key[:3] for key in found})
+    return [np.concatenate([np.stack([found[key + (l,)][i] for l in range(layers)], 1) for key in keys]) for i in (0, 1)]
+END
+}
+
+@test "npy: arrays are the trace's, and import gives them back" {
+    reader
+    synth t.h5
+    export_as npy out t.h5
+    [[ $stderr == *"npy does not carry: steps; micro-batches; source ranks"* ]]
+    [[ $stderr == *"48 calls, 512 tokens, 3072 pairs"* ]]
+    [ "$(ls out | xargs)" = "ids.npy sequences.csv weights.npy" ]
+    "$mizan" trace import -q out/ids.npy --weights out/weights.npy --sequences out/sequences.csv --experts 8 \
+        --phase train -o back.h5
+    "$mizan" trace check back.h5
+    "$python" - <<'EOF'
+import h5py, numpy as np
+from calls import rows
+ids, weights = rows("t.h5")
+assert (np.load("out/ids.npy") == ids).all() and np.load("out/ids.npy").dtype == np.uint8
+assert (np.load("out/weights.npy") == weights).all() and weights.dtype == np.float32
+back = rows("back.h5")
+assert (back[0] == ids).all() and (back[1] == weights).all()
+t, b = h5py.File("t.h5"), h5py.File("back.h5")
+assert (t["sequences/tokens"][:] == b["sequences/tokens"][:]).all()
+table = np.loadtxt("out/sequences.csv", delimiter=",", skiprows=1, dtype=int)
+assert (table[:, 0] == np.arange(32) * 16).all() and (table[:, 2] == t["sequences/domain"][:]).all()
+EOF
+    export_as npy one t.h5 --first-step 1 --steps 1
+    "$python" -c '
+import numpy as np
+assert (np.load("one/ids.npy") == np.load("out/ids.npy")[256:]).all()
+assert open("one/sequences.csv").read().splitlines()[1].startswith("0,16,")'
+}
+
+@test "npy: more than 256 experts, no weights, tokens outside sequences, a token axis out of order" {
+    "$python" - <<'EOF'
+import h5py, numpy as np
+f = h5py.File("t.h5", "w")
+f.attrs.update(format="mizan-trace", format_version=1)
+f.create_group("model").attrs.update(layers=2, experts=1000, top_k=3)
+f.create_group("run").attrs.update(kind="pairs", phase="train", step="iteration", ranks=2)
+def put(name, data, dtype):
+    f.create_dataset(name, data=np.asarray(data, dtype), chunks=(64,), maxshape=(None,), fletcher32=True)
+columns = dict(step=[4] * 4, micro_batch=[0] * 4, layer=[0, 0, 1, 1], rank=[0, 1, 0, 1], token_begin=[70, 5, 70, 5],
+               tokens=[2, 4, 2, 4], pairs=[6, 12, 6, 12])
+for name, data in columns.items():
+    put("calls/" + name, data, "<i8")
+put("pairs/expert", np.arange(36) * 7 + 300, "<u2")
+put("sequences/token_begin", [6, 70], "<i8")
+put("sequences/tokens", [3, 2], "<i8")
+EOF
+    "$mizan" trace check t.h5
+    export_as npy out t.h5
+    [[ $stderr == *"1 rows belong to no sequence"* ]]
+    "$python" - <<'EOF'
+import numpy as np
+ids = np.load("out/ids.npy")
+assert ids.dtype == np.dtype("<u2") and ids.shape == (6, 2, 3)
+p = np.arange(36) * 7 + 300
+first, second = p[:18].reshape(6, 3), p[18:].reshape(6, 3) # layers; rank 0 comes first
+assert (ids[:, 0] == first).all() and (ids[:, 1] == second).all()
+assert open("out/sequences.csv").read() == "first_row,num_tokens\n0,2\n3,3\n"
+EOF
+    [ "$(ls out | xargs)" = "ids.npy sequences.csv" ]
+}
+
+@test "megatron-jsonl: one file per rank, and import gives the calls back" {
+    reader
+    synth t.h5
+    export_as megatron-jsonl out t.h5
+    [[ $stderr == *"does not carry: gate weights; bounds of sequences"* ]]
+    "$python" - <<'EOF'
+import json
+from calls import calls
+found, seen = calls("t.h5"), 0
+for rank in range(4):
+    count = {}
+    for line in map(json.loads, open(f"out/router_trace_rank{rank}.jsonl")):
+        assert line["stage"] == "pre_dispatch" and line["block"] == "decoder" and line["rank"] == rank
+        m = count[line["step"], line["layer"]] = count.get((line["step"], line["layer"]), -1) + 1
+        ids = found[line["step"], m, rank, line["layer"]][0]
+        assert line["top_indices"] == ids.tolist() and line["num_tokens"] == len(ids) and line["topk"] == 2
+        seen += 1
+assert seen == len(found)
+EOF
+    "$mizan" trace import -q out/router_trace_rank?.jsonl --experts 8 --phase train -o back.h5
+    "$mizan" trace check back.h5
+    "$python" - <<'EOF'
+import h5py
+a, b = h5py.File("t.h5"), h5py.File("back.h5")
+for name in "step", "micro_batch", "layer", "rank", "tokens", "pairs":
+    assert (a["calls/" + name][:] == b["calls/" + name][:]).all(), name
+assert (a["pairs/expert"][:] == b["pairs/expert"][:]).all()
+EOF
+}
+
+@test "sglang-json: counts of both kinds of trace, per step and summed" {
+    for kind in pairs counts; do
+        synth t.h5 --kind $kind
+        export_as sglang-json steps.json t.h5
+        export_as sglang-json sum.json t.h5 --sum
+        "$mizan" trace import -q steps.json --top-k 2 --phase train -o back.h5
+        "$mizan" trace check back.h5
+        "$python" - $kind <<'EOF'
+import json, sys, h5py, numpy as np
+f = h5py.File("t.h5")
+step, layer, pairs = (f["calls/" + n][:] for n in ("step", "layer", "pairs"))
+want = np.zeros((2, 3, 8), int)
+if sys.argv[1] == "counts":
+    np.add.at(want, (step, layer), f["counts"][:])
+else:
+    np.add.at(want, (np.repeat(step, pairs), np.repeat(layer, pairs), f["pairs/expert"][:]), 1)
+assert json.load(open("steps.json")) == {"logical_count": want.tolist()}
+assert json.load(open("sum.json")) == {"logical_count": want.sum(0).tolist()}
+assert (h5py.File("back.h5")["counts"][:].reshape(2, 3, 8) == want).all()
+EOF
+    done
+}
+
+@test "nccl-alltoallv: bytes between ranks of one call" {
+    reader
+    synth t.h5
+    export_as nccl-alltoallv matrix t.h5 --first-step 1 --micro-batch 1 --layer 2
+    [[ $stderr == *"NCCL_TESTS_ALLTOALLV_MATRIX_FILE=matrix"* ]]
+    export_as nccl-alltoallv two t.h5 --ranks 2 --hidden 100 --element-bytes 1
+    "$python" - <<'EOF'
+import numpy as np
+from calls import calls
+found = calls("t.h5")
+m = np.loadtxt("matrix", dtype=int)
+for rank in range(4):
+    owners = np.bincount(found[1, 1, rank, 2][0].ravel() // 2, minlength=4)
+    assert (m[rank] == owners * 64 * 2).all()
+two = np.loadtxt("two", dtype=int)
+assert two.shape == (2, 2) and two.sum() == 4 * 32 * 2 * 100
+owners = np.bincount(np.concatenate([found[0, 0, r, 0][0].ravel() for r in range(4)]) // 4, minlength=2)
+assert (two.sum(0) == owners * 100).all()
+EOF
+}
+
+@test "smpi-ti: dispatch and combine, and SimGrid replays it" {
+    synth t.h5
+    export_as smpi-ti ti t.h5
+    [ "$(cat ti/replay)" = "$PWD/ti/actions" ]
+    export_as nccl-alltoallv matrix t.h5 --layer 1
+    "$python" - <<'EOF'
+import numpy as np
+lines = [line.split() for line in open("ti/actions")]
+assert [l[1] for l in lines] == ["init"] * 4 + ["alltoallv"] * (2 * 2 * 3 * 2 * 4) + ["finalize"] * 4
+assert [int(l[0]) for l in lines] == [0, 1, 2, 3] * (len(lines) // 4)
+m = np.loadtxt("matrix", dtype=int)
+for dispatch, rows in (True, lines[12:16]), (False, lines[16:20]): # the second layer's call
+    for rank, l in enumerate(rows):
+        sent, received = (m[rank], m[:, rank]) if dispatch else (m[:, rank], m[rank])
+        assert list(map(int, l[2:])) == [sent.sum(), *sent, received.sum(), *received]
+EOF
+    command -v smpirun >/dev/null || skip "no smpirun (package libsimgrid-dev): the trace was not replayed"
+    cat >platform.xml <<'EOF'
+<?xml version='1.0'?>
+<!DOCTYPE platform SYSTEM "https://simgrid.org/simgrid.dtd">
+<platform version="4.1"><cluster id="c" prefix="n" suffix="" radical="0-3" speed="1Gf" bw="10GBps" lat="1us"/></platform>
+EOF
+    printf 'n%d\n' 0 1 2 3 >hosts
+    run timeout 60 smpirun -np 4 -platform platform.xml -hostfile hosts --log=smpi_replay.thresh:verbose -replay ti/replay
+    [ "$status" -eq 0 ]
+    [[ $output == *"Simulation time"* ]]
+    [ "$(grep -c ' alltoallv ' <<<"$output")" -eq 96 ]
+}
+
+@test "what a format cannot hold is said, and nothing is written" {
+    synth t.h5
+    synth counts.h5 --kind counts
+    synth nohidden.h5 --hidden 0
+    synth one.h5 --ranks 1
+    "$mizan" trace cut -q t.h5 --steps 1 --deflate 0 -o cut.h5
+    mkdir there
+    before=$(ls -A | xargs)
+    x() { fails 2 "$1" "$mizan" trace export -q "${@:2}"; }
+    x "holds counts only; sglang-json takes it" -f npy counts.h5 -o out
+    x "holds counts only" -f megatron-jsonl counts.h5 -o out
+    x "pass --hidden H" -f nccl-alltoallv nohidden.h5 -o out
+    x "recorded on one rank, which sends nothing: pass --ranks R" -f smpi-ti one.h5 -o out
+    x "9 ranks for 8 experts" -f smpi-ti t.h5 --ranks 9 -o out
+    x "no layer 3 of micro-batch 0" -f nccl-alltoallv t.h5 --layer 3 -o out
+    x "no step from --first-step 2 on: there are 2" -f npy t.h5 --first-step 2 -o out
+    x "no step from --first-step 2 on: there are 2" -f sglang-json t.h5 --first-step 2 -o out
+    x "more than the 2147483647 that SMPI can hold" -f smpi-ti t.h5 --hidden 1000000000 -o out
+    x "there: it exists" -f npy t.h5 -o there
+    x "no/such: cannot make the folder" -f npy t.h5 -o no/such
+    x "not a regular file" -f sglang-json t.h5 -o there
+    x "did you mean 'npy'?" -f npz t.h5 -o out
+    x "pass --format NAME" t.h5 -o out
+    x "pass -o PATH" -f npy t.h5
+    x "pass TRACE" -f npy -o out
+    x "would replace the input" -f sglang-json t.h5 -o t.h5
+    x "missing.h5" -f npy missing.h5 -o out
+    "$python" - <<'EOF'
+import h5py
+f = h5py.File("cut.h5", "r+")
+f["pairs/expert"][700] = 200
+EOF
+    x "pairs/expert" -f npy cut.h5 -o out
+    x "pairs/expert" -f megatron-jsonl cut.h5 -o out
+    x "pairs/expert" -f sglang-json cut.h5 -o out
+    [ "$(ls -A | xargs)" = "$before" ]
+    [ "$("$mizan" trace export --list | awk '{ print $1 }' | xargs)" = "npy megatron-jsonl sglang-json nccl-alltoallv smpi-ti" ]
+}
