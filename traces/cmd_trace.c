@@ -5,9 +5,10 @@
 #include "common/io/input.h"
 #include "common/io/json.h"
 #include "traces/check.h"
+#include "traces/compare.h"
 #include "traces/cut.h"
-#include "traces/importer.h"
 #include "traces/exporter.h"
+#include "traces/importer.h"
 #include "traces/info.h"
 #include "traces/npy.h"
 #include "traces/schema.h"
@@ -90,6 +91,78 @@ static mz_code run_info(mz_app *app, int argc, char **argv, mz_err *err) {
         return code;
     mz_log_choose(&app->log, args.quiet, args.verbose);
     return print_info(app, &args, argv[1], err);
+}
+
+/* ---- compare --------------------------------------------------------------------------------- */
+
+typedef struct compare_args {
+    int64_t ranks;
+    bool json, strict, quiet, verbose;
+} compare_args;
+
+#define AT(field) offsetof(compare_args, field)
+static const mz_opt compare_table[] = {
+    {"ranks", 'r', MZ_OPT_INT, AT(ranks), "0", "R",
+     "ranks of the contiguous placement; 0: as recorded", 0, MZ_RANKS_MAX},
+    {"strict", 0, MZ_OPT_FLAG, AT(strict), NULL, NULL, "exit with 1 when a statistic differs"},
+    {"json", 0, MZ_OPT_FLAG, AT(json), NULL, NULL, "one JSON object (mizan-trace-compare/1)"},
+    MZ_OPT_COMMON_ROWS(compare_args),
+};
+#undef AT
+
+static const mz_opt_spec compare_spec = {
+    .command = "mizan trace compare",
+    .synopsis = "[OPTIONS] TRACE TRACE",
+    .about = "In which statistics two traces differ, and by how much: loads, drift, sequences, "
+             "layers, teams,\nweights. Means over layers.",
+    .example = "mizan trace compare recorded.h5 synthetic.h5",
+    .table = compare_table,
+    .count = COUNT(compare_table),
+    .min_args = 2,
+    .max_args = 2,
+};
+
+static mz_code read_stats(mz_app *app, const char *path, int32_t ranks, mz_trace_stats *stats,
+                          mz_err *err) {
+    mz_trace *trace = NULL;
+    mz_info_options options = {.ranks = ranks, .to_step = INT64_MAX};
+    mz_code code = mz_trace_open(path, &trace, err);
+    if (!code)
+        code = mz_trace_stats_read(app, trace, &options, stats, err);
+    if (trace)
+        mz_trace_close(&trace);
+    return code;
+}
+
+static mz_code run_compare(mz_app *app, int argc, char **argv, mz_err *err) {
+    compare_args args;
+    int nargs, outside = 0;
+    bool help = false;
+    mz_trace_stats stats[2] = {0};
+    mz_stats_difference differences[MZ_STATS_METRICS];
+    mz_code code =
+        mz_opt_parse(&compare_spec, &args, argc, argv, &nargs, &help, NULL, app->out, err);
+    if (code || help)
+        return code;
+    mz_log_choose(&app->log, args.quiet, args.verbose);
+    for (int i = 0; i < 2 && !code; i++)
+        code = read_stats(app, argv[1 + i], (int32_t)args.ranks, &stats[i], err);
+    if (!code) {
+        outside = mz_stats_compare(&stats[0], &stats[1], differences);
+        if (args.json) {
+            json_t *json = mz_stats_compare_json(argv[1], argv[2], differences, outside);
+            code = json ? mz_json_write(json, app->out, err) : mz_fail_nomem(err, "the JSON text");
+            json_decref(json);
+        } else {
+            mz_stats_compare_print(differences, app->out);
+        }
+    }
+    mz_trace_stats_free(&stats[0]);
+    mz_trace_stats_free(&stats[1]);
+    if (!code && args.strict && outside)
+        return mz_fail(err, MZ_ECHECK, "%d statistics differ by more than their tolerance",
+                       outside);
+    return code;
 }
 
 /* ---- synth ----------------------------------------------------------------------------------- */
@@ -231,6 +304,8 @@ static const mz_opt import_table[] = {
      "the ranks' files count the same tokens, their own tokens, or their own experts"},
     {"padding", 0, MZ_OPT_ENUM, IN(padding), "ask", "ask|none|left|both",
      "where rows of zeros pad a sequence"},
+    {"dense-layers", 0, MZ_OPT_STR, IN(dense_layers), NULL, "L,L,...",
+     "layers recorded as rows of zeros, or none; needed only with one expert per token"},
     {"skip-rows", 0, MZ_OPT_INT, IN(skip_rows), "0", "N",
      "rows at the start to leave out; 0: a long run of equal rows (profiling)", 0, 1e12},
     {"method", 0, MZ_OPT_STR, IN(method), NULL, "NAME", "which run of the file (laer-csv)"},
@@ -382,7 +457,7 @@ static mz_code run_import(mz_app *app, int argc, char **argv, mz_err *err) {
         return code;
     mz_log_choose(&app->log, args.quiet, args.verbose);
     for (int i = 0; args.list && mz_importers[i]; i++)
-        fprintf(app->out, "%-13s  %s\n", mz_importers[i]->name, mz_importers[i]->summary);
+        fprintf(app->out, "%-15s %s\n", mz_importers[i]->name, mz_importers[i]->summary);
     if (args.list)
         return MZ_OK;
     if (nargs == 0)
@@ -518,9 +593,11 @@ static mz_code run_cut(mz_app *app, int argc, char **argv, mz_err *err) {
 
 static const mz_command trace_commands[] = {
     {"info", "facts, sizes and how uneven the loads are", run_info},
+    {"compare", "say in which statistics two traces differ", run_compare},
     {"check", "list everything that is wrong with a trace", run_check},
     {"synth", "make a synthetic trace", run_synth},
     {"import", "turn routing recorded by other programs into a trace", run_import},
+    {"export", "write a trace in the formats of other programs", mz_cmd_trace_export},
     {"cut", "copy some steps, layers or ranks to a new trace", run_cut},
 };
 
@@ -551,4 +628,3 @@ mz_code mz_cmd_trace(mz_app *app, int argc, char **argv, mz_err *err) {
                    near ? "; did you mean '" : "; 'mizan trace --help' lists them",
                    near ? near : "", near ? "'?" : "");
 }
-    {"export", "write a trace in the formats of other programs", mz_cmd_trace_export},
