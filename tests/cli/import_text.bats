@@ -342,3 +342,85 @@ note() { "$python" -c 'import h5py, sys; print(h5py.File("t.h5")["run"].attrs["i
     bad "shape [5, 3, 3] does not fit 72 bytes" c.json --experts 300 --phase prefill
     bad "rows of 3 layers x top-3, unlike --layers" a.json --experts 300 --phase prefill --layers 2
 }
+
+@test "ESFT text" {
+    make esft
+    ok="--experts 12 --top-k 3"
+    bad "pass --top-k" rank_0/expert_weights_1.txt --experts 12
+    bad "pass --experts" rank_0/expert_weights_1.txt --top-k 3
+    takes esft-text rank_*/*.txt $ok
+    [[ $(note) == "layers=3 from 1 to 10" ]]
+    bad "15 ids are no whole tokens of top-4" rank_*/*.txt --experts 12 --top-k 4
+    bad "is not below the number of experts" rank_*/*.txt --experts 6 --top-k 3
+    bad "every folder must have the same layers" rank_0/*.txt rank_1/*_{1,2}.txt $ok
+    bad "rank_0/expert_weights_1.txt: layer 1 twice" rank_0/*_1.txt rank_0/*_1.txt $ok
+    cd rank_0
+    cp expert_weights_1.txt good
+    head -n 1 good >expert_weights_1.txt
+    bad "expert_weights_1.txt has fewer lines than expert_weights_2.txt" expert_weights_*.txt $ok
+    head -c 50 good >expert_weights_1.txt
+    bad "expert_weights_1.txt: line 1: not as many weights as ids" expert_weights_*.txt $ok
+    head -c 20 good >expert_weights_1.txt
+    bad "expert_weights_1.txt: line 1: no two tabs" expert_weights_*.txt $ok
+    sed '2s/^[0-9]*\t/x\t/' good >expert_weights_1.txt
+    bad "line 2: token 0: id 'x' is not a whole number" -f esft-text --force expert_weights_*.txt $ok
+    sed '1s/\t[0-9.e-]*$/\tnan/' good >expert_weights_1.txt
+    bad "line 1: token 4: weight 'nan' is not a number" -f esft-text --force expert_weights_*.txt $ok
+    sed '2d' good | cat - <(sed '1d' good | cut -f4-) >expert_weights_1.txt
+    bad "expert_weights_1.txt: line 2: not as many weights as ids" expert_weights_*.txt $ok
+    echo '{"meta": 1}' >expert_weights_1.txt
+    bad "expert_weights_1.txt" expert_weights_*.txt $ok
+    cp good weights.txt
+    bad "the layer must stand in the file's name" -f esft-text --force weights.txt $ok
+}
+
+@test "tables of counts and shares" {
+    make csv prob
+    bad "pass --top-k" table.csv
+    bad "prob holds shares; the number of tokens they are of is not in the file: pass --tokens" table.csv --top-k 2
+    takes counts-csv table.csv --top-k 2 --tokens 50
+    [[ $stderr == *"counts are shares of 50 tokens"* ]]
+    [[ $(note) == "layers=1-2; column=prob; counts=shares of 50 tokens" ]]
+    ok="--top-k 2 --tokens 50"
+    sed '3s/,[0-9.]*$/,0.9/' table.csv >a.csv
+    bad "step 10, layer 1: shares sum to" a.csv $ok
+    sed '3s/,[0-9.]*$/,much/' table.csv >b.csv
+    bad "b.csv: line 3: prob is 'much', not a number" b.csv $ok
+    sed '3s/,1,1,/,1,0,/' table.csv >c.csv
+    bad "c.csv: line 3: expert 0 of layer 1 a second time in this step" c.csv $ok
+    sed '3d' table.csv >d.csv
+    bad "not every layer lists every expert" d.csv $ok
+    sed '3s/,[0-9.]*$//' table.csv >e.csv
+    bad "e.csv: line 3: the header has 4 columns" e.csv $ok
+    sed '3s/^10,1,/10,one1x,/' table.csv >f.csv
+    bad "f.csv: line 3: layer is 'one1x', not the number of a layer" f.csv $ok
+    bad "line 6: expert 4, but --experts 4" table.csv $ok --experts 4
+    head -n 20 table.csv | head -c -9 >cut.csv
+    bad "cut.csv: line 20" cut.csv $ok
+    printf 'step,layer,expert,prob\n0,0,0,1\n0,0,1,0\n' >g.csv
+    bad "has a share of 1 of the pairs; at top-2 it cannot be more than 1/2" g.csv $ok
+    printf 'step,layer,expert,prob\n' >h.csv
+    bad "h.csv: no row" h.csv $ok
+    make csv distr
+    takes counts-csv table.csv $ok
+    make csv epochs
+    takes counts-csv table.csv --top-k 2
+    [[ $(note) == "step=epoch x 21 + step; layers=1-2; column=count" ]]
+    bad "no multiple of top-3" table.csv --top-k 3
+    sed '2s/,[0-9]*$/,1.5/' table.csv >i.csv
+    bad "line 2: 1.5 is not a whole number" i.csv --top-k 2
+    make csv domains
+    bad "pass --phase" table.csv --top-k 2
+    bad "choose with --model-name and --method one of: m top2, m top1" table.csv --top-k 2 --phase prefill
+    takes counts-csv table.csv --top-k 2 --phase prefill --method top2
+    bad "no row with this --model-name and --method" table.csv --top-k 2 --phase prefill --method top3
+}
+
+@test "recorded counts of OLMoE and Mixtral, where they are" {
+    csv=${MIZAN_TRACES:-$root/../shared/traces}/olmoe-mixtral-counts/expert_counts.csv
+    [ -r "$csv" ] || skip "no $csv (set MIZAN_TRACES)"
+    make csv_recorded "$csv" OLMoE-1B-7B-0924
+    takes counts-csv "$csv" --top-k 8 --phase prefill --model-name OLMoE-1B-7B-0924 --method expert_counts
+    make csv_recorded "$csv" Mixtral-8x7B-v0.1
+    takes counts-csv "$csv" --top-k 2 --phase prefill --model-name Mixtral-8x7B-v0.1 --method expert_counts
+}

@@ -297,6 +297,71 @@ def routed_vllm(form="npy"):
     blocks(np.concatenate(parts), sequences=[6, 3, 8])
 
 
+def esft():
+    """Two folders with layers 1, 2 and 10; sequences of 5 and 3 tokens, then of 4."""
+    parts = [[draw(n, 3, 12, 3) for n in lengths] for lengths in ((5, 3), (4,))]
+    weights = [[weights_of(p) / 4 for p in folder] for folder in parts]
+    for folder in range(2):
+        os.makedirs(f"rank_{folder}", exist_ok=True)
+        for l, layer in enumerate((1, 2, 10)):
+            with open(f"rank_{folder}/expert_weights_{layer}.txt", "w") as out:
+                for ids, w in zip(parts[folder], weights[folder]):
+                    out.write("\t".join(map(str, ids[:, l].ravel())) + "\t\t" +
+                              "\t".join(map(str, w[:, l].ravel())) + "\n")
+    blocks(np.concatenate(sum(parts, [])), np.concatenate(sum(weights, [])), sequences=[5, 3, 4])
+
+
+def largest_remainders(share, total):
+    exact = np.asarray(share, float) / np.sum(share) * total
+    count = np.floor(exact).astype(int)
+    for e in np.argsort(-(exact - count), kind="stable")[:total - count.sum()]:
+        count[e] += 1
+    return count
+
+
+def csv(dialect):
+    """Steps 10 and 20 (two epochs where there are some), layers 1 and 2, 6 experts, top-2 of 50 tokens."""
+    tokens, held = 50, {}
+    epochs = (0, 1) if dialect == "epochs" else (0,)
+    head = dict(prob="step,layer,expert,prob", epochs="epoch,step,layer,expert,count",
+                domains="model,kind,domain,layer,expert,count",
+                distr="step,layer,expert,token_distr,expert_imp,token_dropped,expert_bias")[dialect]
+    rows = []
+    for epoch in epochs:
+        for place, step in enumerate((10, 20)):
+            for layer in 1, 2:
+                load = counts_of(draw(tokens, 1, 6, 2), 6)[0]
+                share = (load / load.sum()).round(4)
+                step_of = dict(prob=step, distr=step, epochs=epoch * 21 + step, domains=0)[dialect]
+                key = step_of, place if dialect == "domains" else 0, layer - 1, 0
+                held[key] = load if dialect in ("epochs", "domains") else largest_remainders(share, 2 * tokens)
+                for e in range(6):
+                    rows.append(dict(prob=f"{step},{layer},{e},{share[e]}", epochs=f"{epoch},{step},{layer},{e},{load[e]}",
+                                     distr=f"{step},{layer},{e},{share[e]},0.5,0,-0.01",
+                                     domains=f"m,top2,d{place},idx{layer},{e},{load[e]}")[dialect])
+                    if dialect == "domains":
+                        rows.append(f"m,top1,d{place},idx{layer},{e},7")
+    open("table.csv", "w").write("\n".join([head] + rows) + "\n")
+    order = sorted(held)
+    expect(counts=[held[o] for o in order], **calls([o + (tokens,) for o in order]))
+
+
+def csv_recorded(path, model):
+    """The table of counts of OLMoE and Mixtral by domain."""
+    lines = [l.rstrip("\n").split(",") for l in open(path)][1:]
+    lines = [l for l in lines if l[0] == model and l[1] == "expert_counts"]
+    domains, layers = list(dict.fromkeys(l[2] for l in lines)), []
+    k, experts = (2, 8) if "Mixtral" in model else (8, 64)
+    counts = {}
+    for _, _, domain, layer, expert, count in lines:
+        layer = int(layer.removeprefix("idx"))
+        counts.setdefault((0, domains.index(domain), layer, 0), np.zeros(experts, int))[int(expert)] = int(count)
+    layers = sorted({key[2] for key in counts})
+    order = sorted(counts)
+    expect(counts=[counts[o] for o in order],
+           **calls([(o[0], o[1], layers.index(o[2]), 0, counts[o].sum() // k) for o in order]))
+
+
 def check(path):
     import h5py
     trace, expected = h5py.File(path), np.load("expected.npz")

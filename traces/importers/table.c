@@ -18,6 +18,8 @@ const mz_importer *const mz_importers[] = {
     &mz_import_speculative_jsonl,
     &mz_import_moe_balance,
     &mz_import_routed_json,
+    &mz_import_esft_text,
+    &mz_import_counts_csv,
     &mz_import_trt_safetensors,
     &mz_import_sglang_stat,
     &mz_import_sglang_records,

@@ -9,7 +9,7 @@ extern const mz_importer mz_import_smartmoe_log, mz_import_smartmoe_npy, mz_impo
     mz_import_sglang_json, mz_import_nf4_jsonl;
 
 extern const mz_importer mz_import_vllm_logger, mz_import_speculative_jsonl, mz_import_moe_balance,
-    mz_import_routed_json;
+    mz_import_routed_json, mz_import_esft_text, mz_import_counts_csv;
 
 extern const mz_importer mz_import_trt_safetensors, mz_import_sglang_stat, mz_import_sglang_records,
     mz_import_slime_pt, mz_import_verl_pt;

@@ -1,0 +1,460 @@
+/* Tables of counts or shares, one row per layer and expert. Columns layer and expert, and one of
+ * count (pairs), prob (share) or token_distr (either); step, epoch, model, kind and domain where
+ * they are there. Dialects met: step,layer,expert,prob (tt-train); epoch,step,layer,expert,count;
+ * step,layer,expert,token_distr,expert_imp,token_dropped,expert_bias;
+ * model,kind,domain,layer,expert, count. Several models or kinds: --model-name and --method choose.
+ *
+ * Shares need --tokens: they become counts whose sum is exact (largest remainders). Shares that sum
+ * to 1 are of pairs, to top-k of tokens. Domains are micro-batches, steps without a step column
+ * none. One source rank. The whole table is held in memory. */
+#include "traces/importers/gather.h"
+#include "traces/importers/table.h"
+
+#include "common/base/arena.h"
+#include "traces/csv.h"
+
+#include <ctype.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MAX_NAME = 128, MAX_RUNS = 64 };
+
+typedef struct csv_row {
+    int64_t epoch, step, layer, expert, line;
+    int32_t domain;
+    double value;
+} csv_row;
+
+typedef struct csv_run {
+    char model[MAX_NAME], kind[MAX_NAME];
+} csv_run;
+
+typedef struct csv_import {
+    mz_app *app;
+    const mz_import_options *options;
+    mz_csv csv;
+    int step, epoch, layer, expert, value, model, kind, domain; /* columns, -1: none */
+    mz_domains domains;
+    csv_run run[MAX_RUNS]; /* the different ones that match */
+    int runs;
+    csv_row *row;
+    size_t rows, room;
+    bool shares;
+    mz_trace_facts facts;
+    mz_gather gather;
+    double *rest; /* remainders of one call's shares */
+    mz_import_report *report;
+} csv_import;
+
+/* Whether `name` is one of the comma-separated columns in the first line. */
+static bool has_column(const unsigned char *head, size_t size, const char *name) {
+    size_t length = strlen(name), begin = 0;
+    for (size_t i = 0; i <= size; i++) {
+        bool end = i == size || head[i] == '\n' || head[i] == '\r';
+        if (!end && head[i] != ',')
+            continue;
+        if (i - begin == length && memcmp(head + begin, name, length) == 0)
+            return true;
+        if (end)
+            return false;
+        begin = i + 1;
+    }
+    return false;
+}
+
+static int recognise(const char *path, const unsigned char *head, size_t size) {
+    (void)path;
+    return has_column(head, size, "layer") && has_column(head, size, "expert") &&
+                   (has_column(head, size, "count") || has_column(head, size, "prob") ||
+                    has_column(head, size, "token_distr"))
+               ? 85
+               : 0;
+}
+
+static mz_code open_table(csv_import *in, const char *path, mz_err *err) {
+    mz_code code = mz_csv_open(path, &in->csv, err);
+    if (!code)
+        code = mz_csv_need(&in->csv, "layer", &in->layer, err);
+    if (!code)
+        code = mz_csv_need(&in->csv, "expert", &in->expert, err);
+    if (code)
+        return code;
+    in->step = mz_csv_column(&in->csv, "step");
+    in->epoch = mz_csv_column(&in->csv, "epoch");
+    in->model = mz_csv_column(&in->csv, "model");
+    in->kind = mz_csv_column(&in->csv, "kind");
+    in->domain = mz_csv_column(&in->csv, "domain");
+    in->value = mz_csv_column(&in->csv, "count");
+    if (in->value < 0)
+        in->value = mz_csv_column(&in->csv, "prob");
+    if (in->value < 0)
+        code = mz_csv_need(&in->csv, "token_distr", &in->value, err);
+    return code;
+}
+
+static const char *field_of(const csv_import *in, int column) {
+    return column >= 0 ? in->csv.field[column] : "";
+}
+
+static mz_code line_fault(const csv_import *in, mz_err *err, int column, const char *what) {
+    return mz_fail(err, MZ_EINPUT, "%s: line %lld: %s is '%.40s', not %s",
+                   mz_input_path(in->csv.input), (long long)mz_input_line_number(in->csv.input),
+                   in->csv.name[column], in->csv.field[column], what);
+}
+
+/* A layer's number may follow a word, as in "idx2" or "layers.2". */
+static mz_code read_layer(csv_import *in, int64_t *layer, mz_err *err) {
+    char *text = in->csv.field[in->layer], *end;
+    while (isalpha((unsigned char)*text) || *text == '_' || *text == '.')
+        text++;
+    *layer = strtoll(text, &end, 10);
+    if (!isdigit((unsigned char)*text) || *end != '\0' || *layer > MZ_LAYERS_MAX)
+        return line_fault(in, err, in->layer, "the number of a layer");
+    return MZ_OK;
+}
+
+static mz_code read_value(csv_import *in, double *value, mz_err *err) {
+    char *text = in->csv.field[in->value], *end;
+    *value = strtod(text, &end);
+    if (end == text || *end != '\0' || !(*value >= 0 && *value <= UINT32_MAX))
+        return line_fault(in, err, in->value, "a number from 0 to 2^32-1");
+    return MZ_OK;
+}
+
+/* Remembers the model and kind of the row if they are new. */
+static mz_code note_run(csv_import *in, mz_err *err) {
+    const char *model = field_of(in, in->model), *kind = field_of(in, in->kind);
+    for (int i = in->runs - 1; i >= 0; i--)
+        if (strcmp(in->run[i].model, model) == 0 && strcmp(in->run[i].kind, kind) == 0)
+            return MZ_OK;
+    if (strlen(model) >= MAX_NAME || strlen(kind) >= MAX_NAME || in->runs == MAX_RUNS)
+        return mz_fail(err, MZ_EINPUT,
+                       "%s: line %lld: more than %d models and kinds, or a name longer than %d",
+                       mz_input_path(in->csv.input), (long long)mz_input_line_number(in->csv.input),
+                       MAX_RUNS, MAX_NAME - 1);
+    strcpy(in->run[in->runs].model, model);
+    strcpy(in->run[in->runs++].kind, kind);
+    return MZ_OK;
+}
+
+static mz_code read_row(csv_import *in, mz_err *err) {
+    csv_row row = {.line = mz_input_line_number(in->csv.input), .domain = 0};
+    mz_code code = note_run(in, err);
+    if (!code && in->step >= 0)
+        code = mz_csv_int(&in->csv, in->step, INT64_C(1) << 40, &row.step, err);
+    if (!code && in->epoch >= 0)
+        code = mz_csv_int(&in->csv, in->epoch, 1 << 20, &row.epoch, err);
+    if (!code)
+        code = read_layer(in, &row.layer, err);
+    if (!code)
+        code = mz_csv_int(&in->csv, in->expert, MZ_EXPERTS_MAX - 1, &row.expert, err);
+    if (!code)
+        code = read_value(in, &row.value, err);
+    if (!code && in->domain >= 0)
+        code = mz_domain_of(&in->domains, in->csv.field[in->domain], &row.domain, err);
+    if (code)
+        return code;
+    if (row.domain < 0)
+        return line_fault(in, err, in->domain, "one of the first 1024 domains");
+    if (!mz_grow((void **)&in->row, &in->room, in->rows + 1, sizeof *in->row))
+        return mz_fail_nomem(err, "rows of the table");
+    in->row[in->rows++] = row;
+    return MZ_OK;
+}
+
+static mz_code read_rows(csv_import *in, mz_err *err) {
+    for (;;) {
+        bool end;
+        const char *model = in->options->model_name, *kind = in->options->method;
+        mz_code code = mz_csv_next(&in->csv, &end, err);
+        if (code || end)
+            return code;
+        if ((model && in->model >= 0 && strcmp(in->csv.field[in->model], model) != 0) ||
+            (kind && in->kind >= 0 && strcmp(in->csv.field[in->kind], kind) != 0))
+            continue;
+        code = read_row(in, err);
+        if (code)
+            return code;
+    }
+}
+
+static mz_code one_run(const csv_import *in, const char *path, mz_err *err) {
+    char list[512] = "";
+    if (in->runs == 1)
+        return MZ_OK;
+    if (in->runs == 0)
+        return mz_fail(err, MZ_EINPUT, "%s: no row%s", path,
+                       in->options->model_name || in->options->method
+                           ? " with this --model-name and --method"
+                           : "");
+    for (int i = 0; i < in->runs; i++) {
+        size_t used = strlen(list);
+        snprintf(list + used, sizeof list - used, "%s%s %s", i ? ", " : "", in->run[i].model,
+                 in->run[i].kind);
+    }
+    return mz_fail(err, MZ_EINPUT,
+                   "%s: several models or kinds: choose with --model-name and --method one of: %s",
+                   path, list);
+}
+
+static int by_call(const void *a, const void *b) {
+    const csv_row *x = a, *y = b;
+    if (x->step != y->step)
+        return x->step < y->step ? -1 : 1;
+    if (x->domain != y->domain)
+        return x->domain < y->domain ? -1 : 1;
+    if (x->layer != y->layer)
+        return x->layer < y->layer ? -1 : 1;
+    return (x->expert > y->expert) - (x->expert < y->expert);
+}
+
+/* Steps that start anew in every epoch are numbered on. */
+static void join_epochs(csv_import *in) {
+    int64_t last = 0, epoch = 0, highest = 0;
+    bool anew = false;
+    for (size_t i = 0; i < in->rows; i++) {
+        const csv_row *row = &in->row[i];
+        anew = anew || (row->epoch > epoch && row->step <= last);
+        highest = row->step > highest ? row->step : highest;
+        epoch = row->epoch > epoch ? row->epoch : epoch;
+        last = row->step > last ? row->step : last;
+    }
+    for (size_t i = 0; i < in->rows && anew; i++)
+        in->row[i].step += in->row[i].epoch * (highest + 1);
+    if (anew)
+        mz_import_note(&in->facts, "step=epoch x %lld + step", (long long)(highest + 1));
+}
+
+/* Index behind the rows of the call that begins at `first`. */
+static size_t call_end(const csv_import *in, size_t first) {
+    const csv_row *row = &in->row[first];
+    size_t end = first + 1;
+    while (end < in->rows && in->row[end].step == row->step && in->row[end].domain == row->domain &&
+           in->row[end].layer == row->layer)
+        end++;
+    return end;
+}
+
+/* Experts from --experts, or where every call lists all of them. */
+static mz_code take_experts(csv_import *in, const char *path, mz_err *err) {
+    int64_t experts = in->options->experts, highest = 0;
+    bool whole = true;
+    for (size_t i = 0, end; i < in->rows; i = end) {
+        end = call_end(in, i);
+        for (size_t j = i; j < end; j++) {
+            if (j > i && by_call(&in->row[j - 1], &in->row[j]) == 0)
+                return mz_fail(
+                    err, MZ_EINPUT,
+                    "%s: line %lld: expert %lld of layer %lld a second time in this step", path,
+                    (long long)in->row[j].line, (long long)in->row[j].expert,
+                    (long long)in->row[j].layer);
+            highest = in->row[j].expert > highest ? in->row[j].expert : highest;
+            if (experts > 0 && in->row[j].expert >= experts)
+                return mz_fail(err, MZ_EINPUT, "%s: line %lld: expert %lld, but --experts %lld",
+                               path, (long long)in->row[j].line, (long long)in->row[j].expert,
+                               (long long)experts);
+        }
+    }
+    for (size_t i = 0; i < in->rows; i = call_end(in, i))
+        whole = whole && call_end(in, i) - i == (size_t)highest + 1;
+    if (experts <= 0 && !whole)
+        return mz_fail(err, MZ_EINPUT,
+                       "%s: not every layer lists every expert, so their number is not in the "
+                       "file: pass --experts N",
+                       path);
+    in->facts.experts = (int32_t)(experts > 0 ? experts : highest + 1);
+    return MZ_OK;
+}
+
+/* token_distr may hold either: whole numbers that sum to more than top-k are counts. */
+static bool holds_shares(const csv_import *in) {
+    const char *name = in->csv.name[in->value];
+    if (strcmp(name, "token_distr") != 0)
+        return strcmp(name, "prob") == 0;
+    double sum = 0;
+    for (size_t i = 0, end = call_end(in, 0); i < end; i++) {
+        if (in->row[i].value != floor(in->row[i].value))
+            return true;
+        sum += in->row[i].value;
+    }
+    return sum <= in->facts.top_k;
+}
+
+static mz_code take_facts(csv_import *in, const char *path, mz_err *err) {
+    if (in->options->top_k <= 0)
+        return mz_import_ask(err, path, "the number of experts per token is", "top-k");
+    in->facts.top_k = (int32_t)in->options->top_k;
+    in->facts.ranks = 1;
+    if (in->epoch >= 0)
+        join_epochs(in);
+    qsort(in->row, in->rows, sizeof *in->row, by_call);
+    mz_code code = take_experts(in, path, err);
+    if (code)
+        return code;
+    in->shares = holds_shares(in);
+    if (in->shares && in->options->tokens <= 0)
+        return mz_fail(err, MZ_EINPUT,
+                       "%s: %s holds shares; the number of tokens they are of is not in the file: "
+                       "pass --tokens N (of each step and layer)",
+                       path, in->csv.name[in->value]);
+    if (!in->options->name && in->run[0].model[0])
+        strcpy(in->facts.name, in->run[0].model);
+    if (!in->options->step_meaning && in->step < 0)
+        in->facts.step_meaning = MZ_STEP_NONE;
+    in->rest = mz_calloc((size_t)in->facts.experts, sizeof *in->rest);
+    return in->rest ? MZ_OK : mz_fail_nomem(err, "shares");
+}
+
+/* Shares of one call to counts whose sum is tokens x top-k. */
+static mz_code share_out(csv_import *in, const csv_row *row, size_t rows, int64_t *count,
+                         mz_err *err) {
+    double sum = 0;
+    int64_t pairs = in->options->tokens * in->facts.top_k, given = 0;
+    for (size_t i = 0; i < rows; i++)
+        sum += row[i].value;
+    if (!(fabs(sum - 1) < 0.02) && !(fabs(sum - in->facts.top_k) < 0.02 * in->facts.top_k))
+        return mz_fail(err, MZ_EINPUT,
+                       "shares sum to %g, neither to 1 (of pairs) nor to top-k (of "
+                       "tokens)",
+                       sum);
+    memset(in->rest, 0, (size_t)in->facts.experts * sizeof *in->rest);
+    for (size_t i = 0; i < rows; i++) {
+        double exact = row[i].value / sum * (double)pairs;
+        if (exact > (double)in->options->tokens + 1)
+            return mz_fail(err, MZ_EINPUT,
+                           "expert %lld has a share of %g of the pairs; at top-%d it cannot be "
+                           "more than 1/%d",
+                           (long long)row[i].expert, row[i].value / sum, in->facts.top_k,
+                           in->facts.top_k);
+        count[row[i].expert] = (int64_t)exact;
+        in->rest[row[i].expert] = exact - floor(exact);
+        given += (int64_t)exact;
+    }
+    for (; given < pairs; given++) {
+        int32_t best = 0;
+        for (int32_t e = 1; e < in->facts.experts; e++)
+            best = in->rest[e] > in->rest[best] ? e : best;
+        in->rest[best] = -1;
+        count[best]++;
+    }
+    return MZ_OK;
+}
+
+static mz_code take_counts(csv_import *in, const csv_row *row, size_t rows, int64_t *tokens,
+                           int64_t *count, mz_err *err) {
+    int64_t pairs = 0;
+    for (size_t i = 0; i < rows; i++) {
+        if (row[i].value != floor(row[i].value))
+            return mz_fail(err, MZ_EINPUT, "line %lld: %g is not a whole number",
+                           (long long)row[i].line, row[i].value);
+        count[row[i].expert] = (int64_t)row[i].value;
+        pairs += (int64_t)row[i].value;
+    }
+    return mz_gather_tokens(in->options, in->facts.top_k, pairs, tokens, err);
+}
+
+static mz_code take_call(csv_import *in, const csv_row *row, size_t rows, int64_t *scratch,
+                         mz_err *err) {
+    mz_gather_key key = {.step = row->step, .layer = row->layer, .micro_batch = row->domain};
+    int64_t tokens = in->options->tokens, *count;
+    memset(scratch, 0, (size_t)in->facts.experts * sizeof *scratch);
+    mz_code code = in->shares ? share_out(in, row, rows, scratch, err)
+                              : take_counts(in, row, rows, &tokens, scratch, err);
+    if (code)
+        return mz_err_prefix(err, "%s: step %lld, layer %lld", mz_input_path(in->csv.input),
+                             (long long)row->step, (long long)row->layer);
+    code = mz_gather_counts(&in->gather, &key, tokens, &count, err);
+    if (!code)
+        memcpy(count, scratch, (size_t)in->facts.experts * sizeof *count);
+    return code;
+}
+
+static mz_code take_calls(csv_import *in, mz_err *err) {
+    int64_t *scratch = mz_calloc((size_t)in->facts.experts, sizeof *scratch);
+    mz_code code = scratch ? MZ_OK : mz_fail_nomem(err, "counts");
+    for (size_t i = 0, end; i < in->rows && !code; i = end) {
+        end = call_end(in, i);
+        code = take_call(in, in->row + i, end - i, scratch, err);
+    }
+    free(scratch);
+    return code;
+}
+
+static mz_code write_trace(csv_import *in, const char *output, const mz_trace_write_options *write,
+                           mz_err *err) {
+    char text[128];
+    mz_trace_writer *writer = NULL;
+    mz_code code = mz_gather_settle(&in->gather, err);
+    if (code)
+        return code;
+    in->facts.layers = in->gather.layers;
+    mz_import_note(&in->facts, "layers=%s", mz_gather_labels(&in->gather, text, sizeof text));
+    mz_import_note(&in->facts, "column=%s", in->csv.name[in->value]);
+    if (in->run[0].kind[0])
+        mz_import_note(&in->facts, "kind=%s", in->run[0].kind);
+    if (in->shares)
+        mz_import_note(&in->facts, "counts=shares of %lld tokens", (long long)in->options->tokens);
+    if (in->domains.count > 0)
+        mz_import_note(&in->facts, "micro-batches=domains, of which there are %d",
+                       in->domains.count);
+    code = mz_trace_create(output, &in->facts, write, &writer, err);
+    if (!code)
+        code = mz_gather_write(&in->gather, writer, in->report, err);
+    if (!code)
+        code = mz_trace_writer_close(&writer, err);
+    if (writer)
+        mz_trace_writer_abandon(&writer);
+    return code;
+}
+
+static mz_code import_files(mz_app *app, char **files, int count, const mz_import_options *options,
+                            const char *output, const mz_trace_write_options *write,
+                            mz_import_report *report, mz_err *err) {
+    static const mz_import_defaults defaults = {.name = "unknown",
+                                                .source = "table of counts per expert",
+                                                .router = "unknown",
+                                                .kind = MZ_TRACE_COUNTS,
+                                                .phase = MZ_PHASE_TRAIN,
+                                                .meaning = MZ_STEP_ITERATION};
+    if (count != 1)
+        return mz_fail(err, MZ_EINPUT, "counts-csv takes one file, got %d", count);
+    csv_import *in = mz_calloc(1, sizeof *in);
+    if (!in)
+        return mz_fail_nomem(err, "the importer");
+    *in = (csv_import){.app = app, .options = options, .report = report};
+    in->gather.facts = &in->facts;
+    mz_code code = mz_import_facts(app, options, &defaults, &in->facts, err);
+    if (!code)
+        code = open_table(in, files[0], err);
+    if (!code && in->step < 0)
+        code = mz_import_need_phase(err, files[0], options);
+    if (!code)
+        code = read_rows(in, err);
+    if (!code)
+        code = one_run(in, files[0], err);
+    if (!code)
+        code = take_facts(in, files[0], err);
+    if (!code)
+        code = take_calls(in, err);
+    if (!code)
+        code = write_trace(in, output, write, err);
+    if (!code && in->shares)
+        snprintf(report->note, sizeof report->note,
+                 "counts are shares of %lld tokens, rounded to whole pairs",
+                 (long long)options->tokens);
+    mz_csv_close(&in->csv);
+    mz_domains_free(&in->domains);
+    mz_gather_free(&in->gather);
+    free(in->row);
+    free(in->rest);
+    free(in);
+    return code;
+}
+
+const mz_importer mz_import_counts_csv = {
+    .name = "counts-csv",
+    .summary = "tables of layer, expert and count, prob or token_distr (.csv)",
+    .recognise = recognise,
+    .import = import_files,
+};
