@@ -35,6 +35,15 @@ static void wait_for(mz_step *s, mz_task task, mz_task dep) {
         s->code = mz_graph_wait(s->graph, task, dep, s->err);
 }
 
+/* Ranks of one device run one at a time, in the order in which the step is built. */
+static void share_device(mz_step *s, int32_t rank, mz_task task) {
+    if (s->cluster->ranks_per_device == 1)
+        return;
+    mz_task *last = &s->device_last[s->cluster->topology.device[rank]];
+    wait_for(s, task, *last);
+    *last = task;
+}
+
 static mz_task kernel(mz_step *s, int32_t rank, step_phase phase, int32_t layer, double seconds,
                       int launches) {
     mz_task task = -1;
@@ -45,6 +54,7 @@ static mz_task kernel(mz_step *s, int32_t rank, step_phase phase, int32_t layer,
     /* On one stream the order of issue is the order of work; apart, it has to be said. */
     if (!s->options.effects.fifo)
         wait_for(s, task, s->last[rank]);
+    share_device(s, rank, task);
     return s->code == MZ_OK ? task : -1;
 }
 

@@ -202,6 +202,7 @@ struct mz_step {
     double *persistent;           /* [ranks] noise factor of the device */
     int64_t *drawn;               /* [ranks] jitters drawn */
     mz_task *last;                /* [ranks] last compute task */
+    mz_task *device_last;         /* [ranks] by device: the last compute task of any of its ranks */
     step_needs *needs;            /* [ranks] */
     mz_task *joined;              /* [ranks] tasks of the last exchange */
     mz_task *span_first, *beside; /* [ranks] first task of a span; work beside an exchange */

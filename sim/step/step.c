@@ -118,7 +118,8 @@ static bool alloc_builder(mz_step *s) {
     const int32_t n = s->ranks;
     mz_task **tasks[] = {&s->last,       &s->joined,          &s->span_first,      &s->beside,
                          &s->prefetched, &s->before_dispatch, &s->before_products, &s->due,
-                         &s->gathered,   &s->reduced,         &s->scattered,       &s->counted};
+                         &s->gathered,   &s->reduced,         &s->scattered,       &s->counted,
+                         &s->device_last};
     for (size_t i = 0; i < sizeof tasks / sizeof *tasks; i++)
         if (!(*tasks[i] = MZ_NEW(a, mz_task, n)))
             return false;
@@ -430,6 +431,7 @@ static void clear_builder(mz_step *s, mz_err *err) {
     s->transfer_bytes = 0;
     memset(s->traffic_bytes, 0, sizeof s->traffic_bytes);
     for (int32_t r = 0; r < s->ranks; r++) {
+        s->device_last[r] = -1;
         s->last[r] = s->reduced[r] = s->scattered[r] = s->gathered[r] = s->prefetched[r] = -1;
         s->needs[r].count = 0;
         s->drawn[r] = 0;

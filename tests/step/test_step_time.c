@@ -680,9 +680,34 @@ static void test_refusals(void **state) {
     tiny_free(&t);
 }
 
+/* Four ranks on two devices, links that cost nothing: a device works for one rank after the other,
+ * so the step is both ranks' work; the same with a queue per phase. */
+static void test_ranks_of_one_device(void **state) {
+    tiny t;
+    tiny_make(&t, 4, 4, "m");
+    t.cluster.topology.inside_latency_s = 0;
+    for (int32_t r = 0; r < 4; r++)
+        t.inside[r] = 1e30;
+    tiny_load(&t, even);
+    tiny_static_plan(&t);
+    const mz_step_outcome apart = tiny_run(&t, 1);
+    for (int32_t r = 0; r < 4; r++)
+        t.device[r] = r / 2;
+    t.cluster.gpus = 2;
+    t.cluster.ranks_per_device = 2;
+    for (int fifo = 0; fifo < 2; fifo++) {
+        t.options.effects.fifo = fifo;
+        const mz_step_outcome shared = tiny_run(&t, 1);
+        assert_close(shared.time_s, 2 * apart.time_s);
+        assert_close(shared.phase_s[tiny_phase("experts")], apart.phase_s[tiny_phase("experts")]);
+    }
+    tiny_free(&t);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_critical_path),
+        cmocka_unit_test(test_ranks_of_one_device),
         cmocka_unit_test(test_layers_and_micro_batches),
         cmocka_unit_test(test_skew),
         cmocka_unit_test(test_host),
