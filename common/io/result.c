@@ -99,6 +99,8 @@ static json_t *run_json(const mz_run *run, bool timing, int *failed) {
     put(o, "capacity_bytes", json_integer(run->capacity_bytes), failed);
     put(o, "fits", json_boolean(run->fits), failed);
     put(o, "out_of_memory", text_or_null(run->oom), failed);
+    put(o, "over_budget_calls", json_integer(run->over_budget_calls), failed);
+    put(o, "over_budget", text_or_null(run->over_budget), failed);
     put(o, "peak_at", text_or_null(run->peak_at), failed);
     put(o, "rank_imbalance", imbalance_stat(run->rank_imbalance, failed), failed);
     put(o, "dispatch_bytes", json_integer(run->dispatch_bytes), failed);
@@ -226,6 +228,9 @@ void mz_result_print_table(const mz_result *result, FILE *out) {
         const mz_run *run = &result->run[i];
         if (!run->fits)
             fprintf(out, "! %s does not fit: %s\n", run->policy, run->oom);
+        if (run->over_budget_calls > 0)
+            fprintf(out, "! %s breaks its budget in %lld layer calls: %s\n", run->policy,
+                    (long long)run->over_budget_calls, run->over_budget);
         if (run->system[0])
             fprintf(out, "%s: %s\n", run->policy, run->system);
         if (result->timing)

@@ -32,6 +32,8 @@ typedef struct mz_run {
     int64_t peak_memory_bytes; /* worst rank */
     int64_t memory_bytes[MZ_MEM_CATEGORIES]; /* at that rank's peak; adds up to the peak */
     int64_t capacity_bytes;
+    int64_t over_budget_calls; /* layer calls where even the smallest quotas broke a budget */
+    char over_budget[192];     /* the first of them: which budget, "" none */
     bool fits;
     char oom[256];     /* "" or what did not fit: category, bytes, layer, rank, what to shrink */
     char peak_at[256]; /* what made the peak */

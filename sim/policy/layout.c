@@ -14,6 +14,8 @@ void mz_layout_mains(int32_t ranks, int32_t experts, int32_t *main_rank) {
             main_rank[e++] = r;
 }
 
+enum { ENTRIES_MAX = 1 << 28 };
+
 mz_code mz_slots(const char *policy, const mz_policy_env *env, int64_t wanted, int32_t *slots,
                  mz_err *err) {
     int32_t mains = mz_mains_per_rank(env->ranks, env->experts);
@@ -24,9 +26,12 @@ mz_code mz_slots(const char *policy, const mz_policy_env *env, int64_t wanted, i
                        "policy %s: slots=%lld is too few for %d experts on %d ranks; give at "
                        "least %d (mains included)",
                        policy, (long long)wanted, env->experts, env->ranks, mains);
-    if (wanted > INT32_MAX / 4 / env->ranks)
-        return mz_fail(err, MZ_EINPUT, "policy %s: slots=%lld is too many for %d ranks", policy,
-                       (long long)wanted, env->ranks);
+    /* Spreading holds an entry per source and slot of the group. */
+    const int64_t most = ENTRIES_MAX / env->ranks / env->ranks;
+    if (wanted > most)
+        return mz_fail(err, MZ_EINPUT,
+                       "policy %s: slots=%lld is too many for %d ranks; give at most %lld", policy,
+                       (long long)wanted, env->ranks, (long long)most);
     *slots = (int32_t)wanted;
     return MZ_OK;
 }

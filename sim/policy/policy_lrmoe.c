@@ -15,19 +15,18 @@
  *
  * Options (defaults are those of lrmoe.md section 2): see the table. `keep` limits the kept pairs
  * of a call to that part of all pairs and replaces the budgets of the simulator; rows, memory,
- * network and time are budgets of their own and always hold. forward=placement leaves ultraep's own
- * quotas (they were made for this call's counts, within eps); symi and static placements are spread
- * exactly. Memory of a backward row: dY, dX (2H each), d(act) 2I, d(gate, up) 4I, with resend also
+ * network and time are budgets of their own and always hold. Forward is spread exactly as backward
+ * is; forward=placement leaves ultraep's own quotas (made for this call's counts, within eps), so
+ * that full quotas give ultraep's plan. Memory of a backward row: dY, dX (2H each), d(act) 2I, d(gate, up) 4I, with resend also
  * x, gate, up and act. Network: a source sends g (resend: x and g) of its kept pairs, a host
  * returns dX of its rows; each must fit. Time: 12 H I FLOPs a row (resend: 16 H I) at the rate of
  * `flops`. joint: the number of replicas per rank that leaves room for the highest expected kept
  * score (before there are scores: the most pairs) when slots and rows share one memory; of equal
  * choices the most replicas. Scores: where the trace lacks the norms of a kind, gate weights alone.
  * Without gate weights only counts are known: shares of the sources stand in for the selection,
- * also with scope=global. Departures: forward=placement is the default, though the specification
- * spreads forward exactly too (forward=exact), so that full quotas give ultraep's plan; `network`
- * does not count saved activations that follow their pair to another replica; `rescale` changes
- * learning, not load: it is accepted and recorded, with no effect here. */
+ * also with scope=global. Departures: `network` does not count saved activations that follow their
+ * pair to another replica; `rescale` changes learning, not load: it is accepted and recorded, with
+ * no effect here. */
 #include "sim/policy/lrmoe.h"
 
 #include <math.h>
@@ -90,7 +89,7 @@ static const mz_opt lrmoe_table[] = {
      "replicas stay until their layer's backward, or are freed and sent again", 0, 0, MZ_UNIT_NONE},
     {"gradient", 0, MZ_OPT_ENUM, FIELD(gradient), "bf16", "bf16|fp32",
      "replica gradients on their way to the main", 0, 0, MZ_UNIT_NONE},
-    {"forward", 0, MZ_OPT_ENUM, FIELD(forward), "placement", "placement|exact",
+    {"forward", 0, MZ_OPT_ENUM, FIELD(forward), "exact", "placement|exact",
      "forward pairs by the placement's own quotas, or spread exactly", 0, 0, MZ_UNIT_NONE},
     {"start", 0, MZ_OPT_INT, FIELD(start), "0", "STEPS", "full backward for the first N steps", 0,
      1e15, MZ_UNIT_NONE},

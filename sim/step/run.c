@@ -28,6 +28,8 @@ typedef struct sim_policy {
     char peak_label[128];
     bool overflowed;
     char oom[256];
+    int64_t over_budget_calls;
+    char over_budget[192];
     double *rank_busy;  /* [ranks] sums */
     double *rank_mean;  /* [ranks] sums / steps */
     int64_t *rank_peak; /* [ranks] maxima */
@@ -322,6 +324,8 @@ static mz_code note_imbalance(mz_sim *sim, sim_policy *p, mz_err *err) {
 }
 
 static void note_plan(sim_policy *p, const mz_plan *plan) {
+    if (plan->over_budget && p->over_budget_calls++ == 0)
+        memcpy(p->over_budget, plan->why, sizeof p->over_budget);
     p->pairs += plan->pairs;
     p->kept += plan->kept_pairs;
     p->dropped += plan->dropped_pairs;
@@ -557,6 +561,8 @@ static mz_code put_run(mz_sim *sim, sim_policy *p, mz_run *run, mz_err *err) {
     snprintf(run->policy, sizeof run->policy, "%s", p->text);
     snprintf(run->system, sizeof run->system, "%s", p->traits.label ? p->traits.label : "");
     snprintf(run->oom, sizeof run->oom, "%s", p->oom);
+    run->over_budget_calls = p->over_budget_calls;
+    memcpy(run->over_budget, p->over_budget, sizeof run->over_budget);
     snprintf(run->peak_at, sizeof run->peak_at, "%s", p->peak_label);
     memcpy(run->memory_bytes, p->at_peak, sizeof run->memory_bytes);
     put_phases(p, steps, run);

@@ -20,7 +20,7 @@ static const char *const texts[] = {
     "lrmoe[quota=joint]",
     "lrmoe[placement=symi,keep=0.5]",
     "lrmoe[placement=static,keep=0.1,q_min=0]",
-    "lrmoe[forward=exact,keep=0.5,activations=resend]",
+    "lrmoe[forward=placement,keep=0.5,activations=resend]",
     "ideal",
 };
 
@@ -126,7 +126,7 @@ static void quality(void **unused) {
             int64_t rows;
             rig_open(&fixed, "static", shape[0], shape[1], shape[2]);
             rig_open(&ultra, "ultraep", shape[0], shape[1], shape[2]);
-            rig_open(&exact, "lrmoe[quota=none,forward=exact]", shape[0], shape[1], shape[2]);
+            rig_open(&exact, "lrmoe[quota=none]", shape[0], shape[1], shape[2]);
             rig_open(&ideal, "ideal", shape[0], shape[1], shape[2]);
             rig *all[] = {&fixed, &ultra, &exact, &ideal};
             for (int i = 0; i < 4; i++)

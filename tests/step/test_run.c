@@ -88,18 +88,20 @@ typedef struct fixture {
     mz_model *model;
     mz_cluster *cluster;
     mz_sim *sim;
+    double budget; /* bytes for one layer's backward, < 0: what memory leaves */
     mz_run run[8];
 } fixture;
 
-static void run_parts(fixture *f, char **policies, int count, int parts) {
+static void run_parts(fixture *f, char **policies, int count, int parts, double budget) {
     mz_err err;
-    memset(f, 0, sizeof *f);
+    *f = (fixture){.budget = budget};
     assert_ok(mz_model_load("olmoe-1b-7b", MZ_SOURCE_DIR, &f->model, &err), &err);
     assert_ok(mz_cluster_load("h100-80gb:8", MZ_SOURCE_DIR, &f->cluster, &err), &err);
     mz_step_options options = mz_step_defaults(RANKS);
     assert_ok(mz_optimizer_find("adamw", &options.optimizer, &err), &err);
     options.sequence_length = TOKENS;
-    options.budget_memory_bytes = options.budget_network_bytes = -1;
+    options.budget_memory_bytes = f->budget;
+    options.budget_network_bytes = -1;
     assert_ok(mz_sim_create(f->model, f->cluster, &options, policies, count, &f->sim, &err), &err);
     fake_source fake;
     mz_load_source source = make_source(&fake);
@@ -110,7 +112,7 @@ static void run_parts(fixture *f, char **policies, int count, int parts) {
 }
 
 static void run_policies(fixture *f, char **policies, int count) {
-    run_parts(f, policies, count, 0);
+    run_parts(f, policies, count, 0, -1);
 }
 
 static void done(fixture *f) {
@@ -282,6 +284,21 @@ static void test_orders_that_must_hold(void **state) {
     done(&f);
 }
 
+/* A budget that not even one pair an expert fits in is said, call by call; without one nothing is.
+ */
+static void test_over_budget_is_said(void **state) {
+    (void)state;
+    char *policies[] = {"lrmoe[q_min=4]", "lrmoe[q_min=4,quota=none]"};
+    fixture f;
+    run_parts(&f, policies, 2, 0, 1000);
+    assert_int_equal(f.run[0].over_budget_calls, STEPS * MICRO * LAYERS);
+    assert_non_null(strstr(f.run[0].over_budget, "OVER BUDGET"));
+    assert_true(f.run[0].kept_pairs_fraction < 0.1);
+    assert_int_equal(f.run[1].over_budget_calls, 0);
+    assert_true(f.run[1].over_budget[0] == 0 && f.run[1].kept_pairs_fraction == 1);
+    done(&f);
+}
+
 static double attention_s(const mz_run *run) {
     for (int k = 0; k < run->phases; k++)
         if (strcmp(run->phase_name[k], "attention") == 0)
@@ -302,9 +319,9 @@ static void test_attention_by_sequence_bounds(void **state) {
     (void)state;
     char *policies[] = {"static"};
     fixture unknown, one, four;
-    run_parts(&unknown, policies, 1, 0);
-    run_parts(&one, policies, 1, 1);
-    run_parts(&four, policies, 1, 4);
+    run_parts(&unknown, policies, 1, 0, -1);
+    run_parts(&one, policies, 1, 1, -1);
+    run_parts(&four, policies, 1, 4, -1);
     const double expected = LAYERS * MICRO * (score_seconds(&one, 1) - score_seconds(&one, 4));
     const double difference = attention_s(one.run) - attention_s(four.run);
     assert_true(expected > 0 && fabs(difference - expected) < 1e-9 * expected + 1e-15);
@@ -322,6 +339,7 @@ int main(void) {
         cmocka_unit_test(test_policies_are_independent),
         cmocka_unit_test(test_orders_that_must_hold),
         cmocka_unit_test(test_attention_by_sequence_bounds),
+        cmocka_unit_test(test_over_budget_is_said),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
