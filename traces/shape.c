@@ -541,6 +541,19 @@ static int64_t sequence_at(const mz_trace_sequence *sequence, int64_t count, int
     return low;
 }
 
+/* A sequence of `tokens`, cut as dealing cuts it, into `length` (NULL: only counts the parts). */
+static int64_t cut_sequence(const mz_shape *shape, int64_t tokens, int64_t *length) {
+    const int64_t most = shape->options.sequence_length;
+    int64_t parts = 0;
+    for (; tokens > 0; parts++) {
+        const int64_t part = most > 0 && tokens > most ? most : tokens;
+        if (length)
+            length[parts] = part;
+        tokens -= part;
+    }
+    return parts;
+}
+
 /* Lengths of the sequences of a piece into `length` (NULL: only counts them): the piece itself
  * where pieces were dealt, else those recorded in its block. */
 static int64_t piece_sequences(const mz_shape *shape, const mz_piece *piece, int64_t *length) {
@@ -552,11 +565,10 @@ static int64_t piece_sequences(const mz_shape *shape, const mz_piece *piece, int
     const mz_trace_sequence *sequence;
     const int64_t count = mz_trace_sequences(shape->trace, &sequence);
     const int64_t begin = shape->blocks[piece->block].token_begin + piece->first;
-    const int64_t first = sequence_at(sequence, count, begin);
     int64_t n = 0;
-    for (; first + n < count && sequence[first + n].token_begin < begin + piece->tokens; n++)
-        if (length)
-            length[n] = sequence[first + n].tokens;
+    for (int64_t i = sequence_at(sequence, count, begin);
+         i < count && sequence[i].token_begin < begin + piece->tokens; i++)
+        n += cut_sequence(shape, sequence[i].tokens, length ? length + n : NULL);
     return n;
 }
 

@@ -85,13 +85,16 @@ static double weigh(const uint16_t *expert, const float *weight, int64_t n) {
 }
 
 /* Lengths of one (micro-batch, rank): all of its tokens where sequences were dealt; as recorded
- * those of the sequence table that lie in its block, in order. */
-static void check_sequences(const place *p, const mz_step_head *head, int32_t ranks, bool dealt) {
+ * those of the sequence table that lie in its block, in order, cut to `cut` tokens (0: whole). */
+static void check_sequences(const place *p, const mz_step_head *head, int32_t ranks, bool dealt,
+                            int64_t cut) {
     const fixture *f = p->f;
     for (int64_t cell = 0; cell < (int64_t)head->micro_batches * ranks; cell++) {
         int64_t i = head->sequence_begin[cell], end = head->sequence_begin[cell + 1], sum = 0;
         for (int64_t k = i; k < end; k++)
             sum += head->sequence_tokens[k];
+        for (int64_t k = i; k < end && cut > 0; k++)
+            assert_true(head->sequence_tokens[k] <= cut);
         assert_true(dealt ? sum == head->tokens[cell] : sum <= head->tokens[cell]);
         for (int c = 0; c < f->calls && !dealt; c++) {
             const mz_trace_call_data *call = &f->call[c];
@@ -101,8 +104,12 @@ static void check_sequences(const place *p, const mz_step_head *head, int32_t ra
             for (int q = 0; q < f->sequences; q++)
                 if (f->sequence[q].token_begin >= call->token_begin &&
                     f->sequence[q].token_begin < call->token_begin + call->tokens) {
-                    assert_true(i < end);
-                    assert_int_equal(head->sequence_tokens[i++], f->sequence[q].tokens);
+                    for (int64_t left = f->sequence[q].tokens; left > 0;) {
+                        assert_true(i < end);
+                        const int64_t want = cut > 0 && cut < left ? cut : left;
+                        assert_int_equal(head->sequence_tokens[i++], want);
+                        left -= want;
+                    }
                 }
         }
         assert_true(dealt || i == end);
@@ -112,9 +119,12 @@ static void check_sequences(const place *p, const mz_step_head *head, int32_t ra
 static void test_sequences(void **state) {
     for (int i = 0; i < COUNT_OF(shapes); i++) {
         place p = open_place((uint64_t)(40 + i), shapes[i], MZ_STEP_ITERATION);
-        for (int32_t ranks = 0; ranks <= 9; ranks++) {
+        for (int32_t run = 0; run <= 19; run++) {
+            const int32_t ranks = run / 2;
+            const int64_t cut = run % 2 ? 5 : 0;
             mz_err err;
-            mz_stream *stream = open_stream(&p, (mz_stream_options){.ranks = ranks});
+            mz_stream *stream =
+                open_stream(&p, (mz_stream_options){.ranks = ranks, .sequence_length = cut});
             mz_load_source source = mz_stream_source(stream);
             const mz_trace_facts *facts = &p.f->facts;
             const bool known = facts->kind == MZ_TRACE_PAIRS && facts->has_sequences;
@@ -125,7 +135,7 @@ static void test_sequences(void **state) {
                     continue;
                 assert_int_equal(head.sequence_begin != NULL, known);
                 if (known)
-                    check_sequences(&p, &head, source.ranks, mz_stream_reshaped(stream));
+                    check_sequences(&p, &head, source.ranks, mz_stream_reshaped(stream), cut);
             }
             mz_stream_close(&stream);
         }
