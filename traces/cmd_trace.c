@@ -14,6 +14,7 @@
 #include "traces/schema.h"
 #include "traces/stats.h"
 #include "traces/synth.h"
+#include "traces/synth_model.h"
 
 #include <string.h>
 
@@ -168,7 +169,7 @@ static mz_code run_compare(mz_app *app, int argc, char **argv, mz_err *err) {
 /* ---- synth ----------------------------------------------------------------------------------- */
 
 typedef struct synth_args {
-    const char *load, *name, *output;
+    const char *load, *like, *shuffle, *name, *output;
     int64_t layers, experts, top_k, ranks, tokens, sequence, steps, micro_batches, seed, hidden;
     int64_t intermediate, deflate;
     int kind;
@@ -178,6 +179,10 @@ typedef struct synth_args {
 #define AT(field) offsetof(synth_args, field)
 static const mz_opt synth_table[] = {
     {"load", 0, MZ_OPT_STR, AT(load), "realistic", "NAME", "which load; --list describes them"},
+    {"like", 0, MZ_OPT_STR, AT(like), NULL, "TRACE",
+     "fit a model to this trace; --ranks, --tokens, --steps, --micro-batches as there unless given"},
+    {"shuffle", 0, MZ_OPT_STR, AT(shuffle), NULL, "LIST",
+     "with --like, take apart: sequences, layers or both"},
     {"list", 0, MZ_OPT_FLAG, AT(list), NULL, NULL, "describe the loads"},
     {"layers", 0, MZ_OPT_INT, AT(layers), "16", "L", "MoE layers", 1, MZ_LAYERS_MAX},
     {"experts", 0, MZ_OPT_INT, AT(experts), "64", "E", "routed experts per layer", 1,
@@ -220,11 +225,61 @@ static mz_code need_output(const char *output, mz_err *err) {
     return MZ_OK;
 }
 
+static mz_code parse_shuffle(const char *list, mz_model_shuffle *shuffle, mz_err *err) {
+    char text[64], *parts[2];
+    int count = 0;
+    mz_code code = MZ_OK;
+    if (!list)
+        return MZ_OK;
+    snprintf(text, sizeof text, "%s", list);
+    code = mz_split_list(text, parts, 2, &count, err);
+    for (int i = 0; i < count && !code; i++) {
+        if (strcmp(parts[i], "sequences") == 0)
+            shuffle->sequences = true;
+        else if (strcmp(parts[i], "layers") == 0)
+            shuffle->layers = true;
+        else
+            code = mz_fail(err, MZ_EINPUT, "--shuffle: '%.40s' is neither sequences nor layers",
+                           parts[i]);
+    }
+    return code;
+}
+
+/* A value that the user gave, 0 otherwise. */
+static int64_t given(const bool *seen, const char *name, int64_t value) {
+    for (int i = 0; i < COUNT(synth_table); i++)
+        if (strcmp(synth_table[i].name, name) == 0)
+            return seen[i] ? value : 0;
+    return 0;
+}
+
+static mz_code synth_like(mz_app *app, const synth_args *args, const bool *seen,
+                          const mz_trace_write_options *write, mz_err *err) {
+    mz_trace *trace = NULL;
+    mz_synth_model model = {0};
+    mz_model_options options = {.ranks = given(seen, "ranks", args->ranks),
+                                .steps = given(seen, "steps", args->steps),
+                                .micro_batches = given(seen, "micro-batches", args->micro_batches),
+                                .tokens = given(seen, "tokens", args->tokens),
+                                .seed = (uint64_t)args->seed};
+    mz_code code = parse_shuffle(args->shuffle, &options.shuffle, err);
+    if (!code)
+        code = mz_trace_open(args->like, &trace, err);
+    if (!code)
+        code = mz_synth_fit(app, trace, options.seed, &model, err);
+    if (!code)
+        code = mz_synth_model_write(app, &model, &options, args->output, write, err);
+    mz_synth_model_free(&model);
+    if (trace)
+        mz_trace_close(&trace);
+    return code;
+}
+
 static mz_code run_synth(mz_app *app, int argc, char **argv, mz_err *err) {
     synth_args args;
     int nargs;
-    bool help = false;
-    mz_code code = mz_opt_parse(&synth_spec, &args, argc, argv, &nargs, &help, NULL, app->out, err);
+    bool help = false, seen[COUNT(synth_table)];
+    mz_code code = mz_opt_parse(&synth_spec, &args, argc, argv, &nargs, &help, seen, app->out, err);
     if (code || help)
         return code;
     mz_log_choose(&app->log, args.quiet, args.verbose);
@@ -250,7 +305,8 @@ static mz_code run_synth(mz_app *app, int argc, char **argv, mz_err *err) {
                                 .seed = (uint64_t)args.seed,
                                 .kind = args.kind ? MZ_TRACE_COUNTS : MZ_TRACE_PAIRS};
     mz_trace_write_options write = {.deflate = (int)args.deflate, .half_weights = args.half};
-    code = mz_synth_write(app, &options, args.output, &write, err);
+    code = args.like ? synth_like(app, &args, seen, &write, err)
+                     : mz_synth_write(app, &options, args.output, &write, err);
     if (!code)
         mz_info(&app->log, "wrote %s", args.output);
     return code;
@@ -383,6 +439,7 @@ static mz_code choose_importer(const import_args *args, const char *path, const 
     unsigned char head[4096];
     size_t size = 0;
     int best = 0;
+    const char *other = NULL; /* another format that fits as well */
     *found = NULL;
     mz_code code = args->format ? named_importer(args->format, found, err) : MZ_OK;
     if (!code)
@@ -398,11 +455,17 @@ static mz_code choose_importer(const import_args *args, const char *path, const 
     }
     for (int i = 0; mz_importers[i]; i++) {
         int confidence = mz_importers[i]->recognise(path, head, size);
+        if (confidence > 0 && confidence == best)
+            other = mz_importers[i]->name;
         if (confidence > best) {
             best = confidence;
             *found = mz_importers[i];
+            other = NULL;
         }
     }
+    if (other)
+        return mz_fail(err, MZ_EINPUT, "%s: may be %s or %s: pass --format with one of them", path,
+                       (*found)->name, other);
     if (*found)
         return MZ_OK;
     /* A .npy file that cannot be read at all has a better reason than an unknown format. */
@@ -602,8 +665,9 @@ static const mz_command trace_commands[] = {
 };
 
 static void print_help(FILE *out) {
-    fprintf(out, "usage: mizan trace COMMAND [ARGUMENT...]\n\n"
-                 "Looks at, checks, makes, imports, exports and cuts routing traces.\n\ncommands:\n");
+    fprintf(out,
+            "usage: mizan trace COMMAND [ARGUMENT...]\n\n"
+            "Looks at, checks, makes, imports, exports and cuts routing traces.\n\ncommands:\n");
     for (int i = 0; i < COUNT(trace_commands); i++)
         fprintf(out, "  %-8s %s\n", trace_commands[i].name, trace_commands[i].summary);
     fprintf(out, "\n'mizan trace COMMAND --help' shows the options of a command.\n"

@@ -15,3 +15,7 @@ binary() { "$python" "$root/tests/traces/make_binary.py" "$mizan" "$@"; }
 @test "SGLang recorder: per_pass" { binary sglang_pass; }
 
 @test "SGLang recorder: per_token" { binary sglang_token; }
+
+@test "slime rollout data" { binary slime; }
+
+@test "verl routed experts" { binary verl; }

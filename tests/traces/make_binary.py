@@ -489,6 +489,122 @@ def sglang_token(run):
     run.damage(files[0], files, hold)
 
 
+# ---- ids of whole sequences -------------------------------------------------------------------------
+
+
+def zero_dense(rng, tokens, layers, dense, experts, k):
+    """Ids [tokens, layers, k] with zeros in the dense layers, and without them."""
+    ids = np.stack([choices(rng, tokens, experts, k) for _ in range(layers)], 1)
+    ids[:, dense] = 0
+    return ids.astype(np.int32), np.delete(ids, dense, 1)
+
+
+def one_block(expect, sequences):
+    """Sequences [(tokens, layers, k)] that fit one block."""
+    whole = np.concatenate(sequences)
+    for l in range(whole.shape[1]):
+        expect.pairs(0, 0, l, 0, whole[:, l])
+    expect.sequences = [len(s) for s in sequences]
+
+
+@case
+def slime(run):
+    rng, experts, k, layers = np.random.default_rng(6), 20, 4, 5
+    samples, kept, expect = [], [], Expect(experts, k, layers=3, model_layers=5, step="none")
+    for n in (7, 1, 12):
+        ids, data = zero_dense(rng, n, layers, [0, 3], experts, k)
+        kept.append(data)
+        samples.append({"index": n, "prompt": "text", "tokens": list(range(n + 1)), "reward": 0.5,
+                        "rollout_routed_experts": ids if n == 7 else Tensor(ids), "metadata": {"a": [1, None]}})
+    samples.insert(1, {"tokens": [1, 2], "rollout_routed_experts": None})
+    one_block(expect, kept)
+    options = ["--experts", "20"]
+    for protocol in 2, 4:
+        torch_save("rollout_3.pt", {"rollout_id": 3, "samples": samples}, protocol)
+        run.good(["rollout_3.pt"], options, expect, "pairs", "rows of dense layers (all zero); samples without")
+    one_block(expect, kept * 2)
+    run.good(["rollout_3.pt"] * 2, options, expect, "pairs", "importing as slime-pt")
+    run.bad(["rollout_3.pt"], [], "pass --experts")
+    run.bad(["rollout_3.pt"], options + ["--top-k", "3"], "but --top-k 3")
+    run.bad(["rollout_3.pt"], ["--experts", "9"], "not below the number of experts")
+    save = lambda *samples: torch_save("b.pt", {"rollout_id": 3, "samples": list(samples)})
+    ids = samples[0]["rollout_routed_experts"]
+    edit = lambda place, value: (a := ids.copy(), a.__setitem__(place, value))[0]
+    sample = lambda array: {"tokens": list(range(8)), "rollout_routed_experts": Tensor(array)}
+    for array, text in [(edit((1, 2, 0), -1), "[1, 2, 0]: expert id -1 is negative"),
+                        (edit((2, 1, slice(None)), 0), "[2, 1, 1]: expert id 0 stands twice"),
+                        (ids[:, 0], "not an array [tokens, layers, k]"), (ids * 0, "every row of every layer is zero"),
+                        (ids * 1.0, "floats where integers"), (ids.repeat(2, 2)[:, :, :0], "not plausible")]:
+        save(sample(array))
+        run.bad(["b.pt"], options, text)
+    save(sample(ids), sample(edit((0, 0, slice(None)), [1, 2, 3, 4])))
+    run.bad(["b.pt"], options, "samples[1]: [0, 0, 0]: expert id 1 is data in a layer that was zero")
+    save(sample(ids), sample(ids[:, :4]))
+    run.bad(["b.pt"], options, "unlike the samples before")
+    save({**sample(ids), "tokens": list(range(7))})
+    run.bad(["b.pt"], options, "as many rows")
+    save({"tokens": [1]})
+    run.bad(["b.pt"], options, "no sample has rollout_routed_experts")
+    save("text")
+    run.bad(["b.pt"], options, "samples[0]: is no dict")
+    torch_save("b.pt", {"rollout_id": 3, "samples": 4})
+    run.bad(["b.pt"], options, 'no list "samples"')
+    top1 = np.zeros((6, 2, 1), np.int32)
+    top1[:, 1, 0] = range(6)
+    save(sample(top1))
+    run.bad(["b.pt"], options, "pass --dense-layers")
+    run.bad(["b.pt"], options + ["--dense-layers", "2"], "list of layers below 2")
+    for answer, data in ("none", top1), ("0", top1[:, 1:]):
+        one = Expect(experts, 1, layers=data.shape[1])
+        one_block(one, [data])
+        run.good(["b.pt"], options + ["--dense-layers", answer], one, "pairs")
+    root = {"rollout_id": 3, "samples": samples}
+    torch_bad(run, "rollout_3.pt", root, options, lambda stranger: {**root, "stranger": stranger})
+
+
+@case
+def verl(run):
+    rng, experts, k, layers, length = np.random.default_rng(7), 16, 2, 3, 12
+    batch, left, both = np.zeros((4, length, layers, k), np.int16), [], []
+    for b, (pad, end) in enumerate([(3, 12), (0, 12), (5, 9), (11, 12)]):
+        ids, data = zero_dense(rng, end - pad, layers, [1], experts, k)
+        ids[-1] = 0  # the filler
+        batch[b, pad:end] = ids
+        both.append(data[:-1])
+        left.append(data[:-1])
+    whole = Expect(experts, k, layers=2, import_notes="padding=both; filler-last=yes")
+    one_block(whole, [s for s in both if len(s)])
+    options = ["--experts", "16", "--filler-last", "yes", "--padding"]
+    for root in (Tensor(batch), {"routed_experts": Tensor(batch), "other": Tensor(np.zeros(3, np.float32))}):
+        torch_save("batch.pt", root)
+        run.good(["batch.pt"], options + ["both", "--format", "verl-pt", "--force"], whole, "pairs", "rows of padding")
+    run.good(["batch.pt"], options + ["both"], whole, "pairs", "importing as verl-pt")
+    full = Expect(experts, k, layers=2, import_notes="padding=left; filler-last=no")
+    data = np.stack([zero_dense(rng, length, layers, [1], experts, k)[0] for _ in range(3)]).astype(np.int16)
+    data[1, :4] = 0
+    one_block(full, [data[0][:, [0, 2]], data[1, 4:][:, [0, 2]], data[2][:, [0, 2]]])
+    torch_save("full.pt", {"routed_experts": Tensor(data)})
+    run.good(["full.pt"], ["--experts", "16", "--filler-last", "no", "--padding", "left"], full, "pairs")
+    cut = Expect(experts, k, layers=2)
+    one_block(cut, [data[0, :-1][:, [0, 2]], data[1, 4:-1][:, [0, 2]], data[2, :-1][:, [0, 2]]])
+    run.good(["full.pt"], options + ["left"], cut, "pairs", "filler rows of last tokens")
+    run.bad(["full.pt"], options[2:] + ["left"], "pass --experts")
+    run.bad(["full.pt"], options[:2] + ["--padding", "left"], "pass --filler-last yes")
+    run.bad(["full.pt"], options[:4], "pass --padding left")
+    run.bad(["full.pt"] * 2, options + ["left"], "takes one file")
+    run.bad(["full.pt"], options + ["left", "--experts", "9"], "not below the number of experts")
+    run.bad(["full.pt"], options + ["left", "--top-k", "3"], "but --top-k 3")
+    for root, text in [({"routed_experts": Tensor(data[0])}, "not [batch, sequence, layers, k]"),
+                       ({"routed_experts": Tensor(data * 0)}, "every row of every layer is zero"),
+                       ({"routed_experts": Tensor(data * 0.5)}, "floats where integers"),
+                       ({"routed_experts": [1]}, 'no array "routed_experts"'),
+                       ({"no_routed_experts": Tensor(data)}, 'no array "routed_experts"')]:
+        torch_save("b.pt", root)
+        run.bad(["b.pt"], options + ["left"], text)
+    root = {"routed_experts": Tensor(data)}
+    torch_bad(run, "full.pt", root, options + ["left"], lambda stranger: {**root, "stranger": stranger})
+
+
 
 if __name__ == "__main__":
     for name in sys.argv[2:]:

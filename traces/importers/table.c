@@ -24,6 +24,6 @@ const mz_importer *const mz_importers[] = {
     &mz_import_sglang_stat,
     &mz_import_sglang_records,
                                            &mz_import_slime_pt,
-                                           &mz_import_verl_pt,
+                                           &mz_import_verl_pt, &mz_import_imatrix_gguf, &mz_import_hrtr, &mz_import_router_logits, &mz_import_moe_infinity, &mz_import_ultraep,
     NULL};
 /* clang-format on */

@@ -12,6 +12,7 @@ extern const mz_importer mz_import_vllm_logger, mz_import_speculative_jsonl, mz_
     mz_import_routed_json, mz_import_esft_text, mz_import_counts_csv;
 
 extern const mz_importer mz_import_trt_safetensors, mz_import_sglang_stat, mz_import_sglang_records,
-    mz_import_slime_pt, mz_import_verl_pt;
+    mz_import_slime_pt, mz_import_verl_pt, mz_import_imatrix_gguf, mz_import_hrtr,
+    mz_import_router_logits, mz_import_moe_infinity, mz_import_ultraep;
 
 #endif
