@@ -544,7 +544,8 @@ static mz_code put_run(mz_sim *sim, sim_policy *p, mz_run *run, mz_err *err) {
     *run = (mz_run){.moe_time_s = p->moe_s / steps,
                     .tokens_per_s = p->time_s > 0 ? (double)p->tokens / p->time_s : 0,
                     .peak_memory_bytes = p->peak,
-                    .capacity_bytes = (int64_t)sim->cluster->device.memory_bytes,
+                    .capacity_bytes = (int64_t)(sim->cluster->device.memory_bytes /
+                                                sim->cluster->ranks_per_device),
                     .fits = !p->overflowed,
                     .dispatch_bytes = per_step(p->dispatch, sim->steps),
                     .combine_bytes = per_step(p->combine, sim->steps),

@@ -143,6 +143,20 @@ assert run["peak_memory_bytes"] > run["capacity_bytes"]
 EOF
 }
 
+@test "ranks of one GPU share its memory and its time" {
+    "${sim[@]}" --cluster a100-80gb:16 -n 1 --policy static --json >apart.json
+    "${sim[@]}" --cluster a100-80gb:1x16 -n 1 --policy static --json >shared.json
+    "$python" - <<'EOF'
+import json
+apart, shared = (json.load(open(f))["runs"][0] for f in ("apart.json", "shared.json"))
+assert abs(16 * shared["capacity_bytes"] - apart["capacity_bytes"]) < 16
+assert apart["fits"] is True and shared["fits"] is False
+assert shared["peak_memory_bytes"] > shared["capacity_bytes"]
+compute = "attention experts backward_experts loss optimizer"
+assert shared["step_time_s"]["mean"] > 16 * max(shared["phases_s"][k] for k in compute.split())
+EOF
+}
+
 @test "unknown names suggest the nearest" {
     fails 2 "olmoe-1b-7b" "${sim[@]}" --model olmoe-1b-7 --policy static
     fails 2 "a100-80gb" "${sim[@]}" --cluster a100-80g:8 --policy static
