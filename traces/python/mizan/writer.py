@@ -1,0 +1,216 @@
+"""Writing traces with h5py, as FORMAT.md demands: everything created first, then SWMR."""
+
+import os
+
+import h5py
+import numpy as np
+
+from . import schema
+
+_CHUNK_BYTES = 1 << 20
+_BULK = ("pairs", "rows", "counts", "sequences", "steps")  # flushed before /calls
+
+
+class Writer:
+    """Writes a trace to PATH.partial-PID and gives it its name at ``close``.
+
+    facts: at least layers, experts, top_k and phase; see ``mizan.schema.FACTS``. The keyword arguments
+    say which optional datasets there will be. Calls come in the order (step, micro_batch, layer, rank).
+    """
+
+    def __init__(self, path, facts, *, weights=False, hidden_norms=False, gradient_norms=False,
+                 input_norms=False, sequences=False, deflate=4):
+        self.path = os.path.realpath(os.fspath(path))
+        self.partial = f"{self.path}.partial-{os.getpid()}"
+        self.facts = _complete(facts)
+        self._deflate = deflate
+        self._rows = {}
+        self._waiting = {}
+        self._last = None
+        self._file = _create_file(self.partial)
+        try:
+            self._create(weights, hidden_norms, gradient_norms, input_norms, sequences)
+            self._file.swmr_mode = True
+        except Exception:
+            self.abandon()
+            raise
+
+    def _create(self, weights, hidden_norms, gradient_norms, input_norms, sequences):
+        file, pairs = self._file, self.facts["kind"] == "pairs"
+        wanted = {
+            "pairs/expert": pairs,
+            "pairs/weight": pairs and weights,
+            "pairs/hidden_norm2": pairs and hidden_norms,
+            "rows/pairs": pairs and self.facts["top_k"] == 0,
+            "rows/grad_norm2": pairs and gradient_norms,
+            "rows/input_norm2": pairs and input_norms,
+            "counts": not pairs,
+        }
+        names = [
+            name
+            for name in schema.COLUMNS
+            if wanted.get(name, sequences if name.startswith("sequences/") else True)
+        ]
+        file.attrs["format"] = "mizan-trace"
+        file.attrs["format_version"] = schema.VERSION
+        file.attrs["complete"] = 0
+        for group in ("model", "run", *sorted({n.split("/")[0] for n in names if "/" in n})):
+            _create_group(file, group)
+        for group, attributes in schema.FACTS.items():
+            for name in attributes:
+                file[group].attrs[name] = self.facts[name]
+        for name in names:
+            self._create_dataset(name)
+
+    def _create_dataset(self, name):
+        kind, rows, units, long_name = schema.COLUMNS[name]
+        kind = np.dtype(kind or ("<u1" if self.facts["experts"] <= 256 else "<u2"))
+        width = (self.facts["experts"],) if name == "counts" else ()
+        rows = rows or max(1, _CHUNK_BYTES // (kind.itemsize * int(np.prod(width, dtype=int))))
+        plist = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+        plist.set_chunk((rows, *width))
+        plist.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+        plist.set_obj_track_times(False)
+        if self._deflate:
+            plist.set_shuffle()
+            plist.set_deflate(self._deflate)
+        plist.set_fletcher32()
+        space = h5py.h5s.create_simple((0, *width), (h5py.h5s.UNLIMITED, *width))
+        dataset = h5py.Dataset(
+            h5py.h5d.create(self._file.id, name.encode(), h5py.h5t.py_create(kind), space, plist)
+        )
+        dataset.attrs["units"] = units
+        dataset.attrs["long_name"] = long_name
+        self._rows[name] = 0
+        self._waiting[name] = []
+
+    def _put(self, name, values):
+        dataset = self._file[name]
+        values = np.asarray(values)
+        if values.dtype != dataset.dtype:
+            values = values.astype(dataset.dtype)
+        if len(values):
+            self._waiting[name].append(values)
+
+    def call(self, step, micro_batch, layer, rank, token_begin, tokens, *, ids=None, weights=None,
+             token_pairs=None, hidden_norm2=None, grad_norm2=None, input_norm2=None, counts=None):
+        """Adds one call. ids [tokens, top_k] (or [pairs] and token_pairs), or counts [experts]."""
+        key = (int(step), int(micro_batch), int(layer), int(rank))
+        if self._last is not None and key <= self._last:
+            raise ValueError(f"call {key} does not follow {self._last} in (step, micro_batch, layer, rank)")
+        if counts is None:
+            pairs = np.asarray(ids).size
+            self._check(key, int(tokens), ids, weights, token_pairs)
+        else:
+            pairs = int(np.sum(counts))
+            self._put("counts", np.asarray(counts)[None])
+        given = {
+            "pairs/expert": ids, "pairs/weight": weights, "pairs/hidden_norm2": hidden_norm2,
+            "rows/pairs": token_pairs, "rows/grad_norm2": grad_norm2, "rows/input_norm2": input_norm2,
+        }
+        for name, values in given.items():
+            if name not in self._waiting:
+                continue
+            if values is None:
+                raise ValueError(f"call {key}: {name} is missing")
+            values = np.asarray(values).ravel()
+            if len(values) != (pairs if name.startswith("pairs/") else tokens):
+                raise ValueError(f"call {key}: {name} has {len(values)} values")
+            if values.dtype.kind == "f" and not (np.isfinite(values) & (values >= 0)).all():
+                raise ValueError(f"call {key}: {name} holds a value that is not finite and at least 0")
+            self._put(name, values)
+        for name, value in zip(schema.CALL_COLUMNS, (*key, token_begin, tokens, pairs)):
+            self._put("calls/" + name, [value])
+        self._last = key
+
+    def _check(self, key, tokens, ids, weights, token_pairs):
+        ids, top_k = np.asarray(ids), self.facts["top_k"]
+        if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < self.facts["experts"]:
+            raise ValueError(f"call {key}: an expert is not within 0 to {self.facts['experts'] - 1}")
+        wanted = tokens * top_k if top_k else int(np.sum(token_pairs))
+        if ids.size != wanted:
+            raise ValueError(f"call {key}: {ids.size} pairs, not {wanted}")
+
+    def sequence(self, token_begin, tokens, domain=-1):
+        """Adds a sequence, in the order of token_begin."""
+        for name, value in (("token_begin", token_begin), ("tokens", tokens), ("domain", domain)):
+            self._put("sequences/" + name, [value])
+
+    def step(self, step, loss=None, learning_rate=None, wall_time=None):
+        """Describes a step, in ascending order."""
+        values = {"loss": loss, "learning_rate": learning_rate, "wall_time": wall_time}
+        self._put("steps/step", [step])
+        for name, value in values.items():
+            self._put("steps/" + name, [np.nan if value is None else float(value)])
+
+    def flush(self):
+        """Makes every call so far readable, even if this process dies: data first, calls last."""
+        order = sorted(self._waiting, key=lambda name: name.split("/")[0] not in _BULK)
+        for calls in (False, True):
+            for name in order:
+                if name.startswith("calls/") == calls:
+                    self._extend(name)
+            self._file.flush()
+
+    def _extend(self, name):
+        parts, self._waiting[name] = self._waiting[name], []
+        if not parts:
+            return
+        dataset, begin = self._file[name], self._rows[name]
+        self._rows[name] = begin + sum(len(p) for p in parts)
+        dataset.resize(self._rows[name], axis=0)
+        dataset[begin:] = np.concatenate(parts)
+        dataset.flush()
+
+    def close(self):
+        """Writes what waits, marks the trace as complete and gives it its name."""
+        self.flush()
+        self._file.close()
+        with h5py.File(self.partial, "r+", libver=("v110", "v110")) as file:
+            file.attrs.modify("complete", np.int64(1))
+        with open(self.partial, "rb") as file:
+            os.fsync(file.fileno())
+        os.replace(self.partial, self.path)
+
+    def abandon(self):
+        """Removes what was written."""
+        if self._file:
+            self._file.close()
+        if os.path.exists(self.partial):
+            os.unlink(self.partial)
+
+
+def _complete(facts):
+    """Facts with every default filled in; strings cut to their longest."""
+    known = {name: entry for group in schema.FACTS.values() for name, entry in group.items()}
+    unknown = set(facts) - set(known)
+    if unknown:
+        raise ValueError(f"unknown facts: {', '.join(sorted(unknown))}")
+    full = {}
+    for name, (default, most) in known.items():
+        value = facts.get(name, default)
+        if value is None:
+            raise ValueError(f"the fact '{name}' is missing")
+        if most is None:
+            full[name] = int(value)
+        else:
+            text = "".join(c if c.isprintable() else "?" for c in str(value))
+            full[name] = text.encode()[:most].decode(errors="ignore")
+    if full["phase"] not in schema.PHASES:
+        raise ValueError(f"phase is {full['phase']!r}, must be one of {', '.join(schema.PHASES)}")
+    return full
+
+
+def _create_file(path):
+    """A new file without time stamps, in the form of HDF5 1.10: the oldest that knows SWMR."""
+    creation, access = h5py.h5p.create(h5py.h5p.FILE_CREATE), h5py.h5p.create(h5py.h5p.FILE_ACCESS)
+    creation.set_obj_track_times(False)
+    access.set_libver_bounds(h5py.h5f.LIBVER_V110, h5py.h5f.LIBVER_V110)
+    access.set_fclose_degree(h5py.h5f.CLOSE_STRONG)
+    return h5py.File(h5py.h5f.create(os.fsencode(path), h5py.h5f.ACC_TRUNC, creation, access))
+
+
+def _create_group(file, name):
+    plist = h5py.h5p.create(h5py.h5p.GROUP_CREATE)
+    plist.set_obj_track_times(False)
+    return h5py.Group(h5py.h5g.create(file.id, name.encode(), gcpl=plist))
