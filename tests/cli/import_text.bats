@@ -325,6 +325,13 @@ note() { "$python" -c 'import h5py, sys; print(h5py.File("t.h5")["run"].attrs["i
     bad "row 0, layer 1: expert id 2 stands twice" e.json --experts 9 --phase decode
     echo '{"meta_info": {}, "routed_experts": [[[0, 1], [2, 3]], [[0, 1]]]}' >f.json
     bad "row 1 does not list 2 layers" f.json --experts 9 --phase decode
+    echo '{"meta_info": {}, "routed_experts": [[[0], [4]], [[0], [0]]]}' >top1.json
+    bad "layer 0: with one expert per token zeros may be expert 0 or a dense layer" top1.json --experts 9 --phase decode
+    "$mizan" trace import -q top1.json --experts 9 --phase decode --dense-layers 0 -o one.h5
+    "$python" -c 'import h5py; assert list(h5py.File("one.h5")["pairs/expert"]) == [4, 0]'
+    "$mizan" trace import -q top1.json --experts 9 --phase decode --dense-layers none -o two.h5
+    "$python" -c 'import h5py; assert list(h5py.File("two.h5")["pairs/expert"]) == [0, 0, 4, 0]'
+    bad "is not none or a list of layers below 2" top1.json --experts 9 --phase decode --dense-layers 2
     echo '{"meta_info": {}, "routed_experts": [[[0, 1], [4, 5]], [[0, 1], [0, 0]]]}' >g.json
     bad "row 1: 1 of 2 layers have no experts" g.json --experts 9 --phase decode
 }

@@ -10,7 +10,7 @@
  * no choice: a layer that holds nothing else is dense and left out, a token that holds nothing else
  * is filler and left out. The last token of a sequence has no row; where there are as many rows as
  * tokens, --filler-last says whether the last one is a token. Memory is one answer. */
-#include "traces/importers/common.h"
+#include "traces/importers/rows.h"
 #include "traces/importers/table.h"
 
 #include "common/base/arena.h"
@@ -212,24 +212,51 @@ static mz_code add_routed(routed_import *in, const json_t *routed, int width, mz
     return fail(in, err, "routed experts are neither base64, data with a shape, nor lists");
 }
 
-/* Whether the k ids of a row are no choice: all -1, or the same id k > 1 times. */
-static bool no_choice(const int32_t *id, int64_t top_k) {
+/* Whether the k ids of a row are what a dense layer leaves: all 0 or all -1. */
+static bool no_data(const int32_t *id, int64_t top_k) {
     for (int64_t i = 1; i < top_k; i++)
         if (id[i] != id[0])
             return false;
-    return top_k > 1 ? id[0] <= 0 : id[0] < 0;
+    return id[0] <= 0;
 }
 
-/* The layers that hold nothing in any row of the first answer with data; creates the trace. */
-static mz_code settle_layers(routed_import *in, int64_t rows, mz_err *err) {
-    int64_t used = 0, first = -1, last = -1;
+/* Whether they cannot be a choice; with one expert per token 0 can. */
+static bool no_choice(const int32_t *id, int64_t top_k) {
+    return no_data(id, top_k) && (top_k > 1 || id[0] < 0);
+}
+
+/* Finds the dense layers: what --dense-layers says, or those without data in all rows. */
+static mz_code find_dense(routed_import *in, int64_t rows, mz_err *err) {
+    if (in->options->dense_layers) {
+        mz_id_rows told;
+        mz_code code = mz_id_rows_make(in->path, NULL, 0, in->layers, (int32_t)in->top_k,
+                                       in->options, &told, err);
+        in->dense = told.dense;
+        return code;
+    }
     in->dense = mz_calloc((size_t)in->layers, sizeof *in->dense);
     if (!in->dense)
         return mz_fail_nomem(err, "layers");
     for (int64_t l = 0; l < in->layers; l++) {
         in->dense[l] = true;
         for (int64_t t = 0; t < rows && in->dense[l]; t++)
-            in->dense[l] = no_choice(in->id + (t * in->layers + l) * in->top_k, in->top_k);
+            in->dense[l] = no_data(in->id + (t * in->layers + l) * in->top_k, in->top_k);
+        if (in->dense[l] && in->top_k == 1)
+            return fail(in, err,
+                        "layer %lld: with one expert per token zeros may be expert 0 or a dense "
+                        "layer: pass --dense-layers none or L,L,...",
+                        (long long)l);
+    }
+    return MZ_OK;
+}
+
+/* The layers that hold nothing in any row of the first answer with data; creates the trace. */
+static mz_code settle_layers(routed_import *in, int64_t rows, mz_err *err) {
+    int64_t used = 0, first = -1, last = -1;
+    mz_code code = find_dense(in, rows, err);
+    if (code)
+        return code;
+    for (int64_t l = 0; l < in->layers; l++) {
         if (in->dense[l])
             continue;
         used++;
@@ -262,7 +289,7 @@ static mz_code take_token(const routed_import *in, int64_t token, uint16_t *expe
     int64_t empty = 0;
     for (int64_t l = 0; l < in->layers; l++, id += in->top_k) {
         if (in->dense[l]) {
-            if (!no_choice(id, in->top_k))
+            if (!no_data(id, in->top_k))
                 return fail(in, err, "row %lld: layer %lld has experts, but had none before",
                             (long long)token, (long long)l);
             continue;
