@@ -431,3 +431,7 @@ note() { "$python" -c 'import h5py, sys; print(h5py.File("t.h5")["run"].attrs["i
     make csv_recorded "$csv" Mixtral-8x7B-v0.1
     takes counts-csv "$csv" --top-k 2 --phase prefill --model-name Mixtral-8x7B-v0.1 --method expert_counts
 }
+
+@test "randomly damaged text files are one line, or still sound" {
+    "$python" "$root/tests/traces/fuzz_text.py" "$(realpath "$mizan")" 12 5
+}
