@@ -19,3 +19,15 @@ binary() { "$python" "$root/tests/traces/make_binary.py" "$mizan" "$@"; }
 @test "slime rollout data" { binary slime; }
 
 @test "verl routed experts" { binary verl; }
+
+@test "vLLM and SGLang ids as .npy" { binary npy_ids; }
+
+@test "llama.cpp importance matrix" { binary imatrix; }
+
+@test "MoE-Infinity matrices" { binary moe_infinity; }
+
+@test "router logits" { binary router_logits; }
+
+@test "Hearth .hrtr" { binary hrtr; }
+
+@test "UltraEP load profile" { binary ultraep; }

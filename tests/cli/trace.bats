@@ -144,6 +144,7 @@ EOF
 import numpy as np
 np.save('f.npy', np.asfortranarray(np.zeros((4, 3, 2), np.int16)))
 np.save('b.npy', np.zeros((4, 3, 2), '>i2'))
+np.save('twice.npy', np.ones((4, 3, 2), np.int16))
 np.save('ids.npy', np.zeros((4, 3, 2), np.int16))"
     head -c 140 ids.npy >cut.npy
     xz -k ids.npy
@@ -154,7 +155,8 @@ np.save('ids.npy', np.zeros((4, 3, 2), np.int16))"
     fails 2 "ascontiguousarray" "$mizan" trace import -q --format npy-ids --force --experts 4 f.npy -o t.h5
     fails 2 "ascontiguousarray" "$mizan" trace import -q --experts 4 f.npy -o t.h5
     fails 2 "big-endian" "$mizan" trace import -q --experts 4 b.npy -o t.h5
-    fails 2 "stands twice in one token" "$mizan" trace import -q --experts 4 ids.npy -o t.h5
+    fails 2 "every row of every layer is zero" "$mizan" trace import -q --experts 4 ids.npy -o t.h5
+    fails 2 "stands twice in one token" "$mizan" trace import -q --experts 4 twice.npy -o t.h5
     fails 2 "does not look like format laer-csv" "$mizan" trace import -q --format laer-csv ids.npy -o t.h5
     fails 2 "did you mean 'npy-ids'?" "$mizan" trace import -q --format npy-id ids.npy -o t.h5
     fails 2 "cut.npy" "$mizan" trace import -q --experts 4 cut.npy -o t.h5

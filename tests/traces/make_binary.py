@@ -606,6 +606,306 @@ def verl(run):
 
 
 
+@case
+def npy_ids(run):
+    rng, experts, k, layers = np.random.default_rng(8), 24, 3, 4
+    ids, data = zero_dense(rng, 10, layers, [0, 2], experts, k)
+    weights = rng.random((10, layers, k)).astype(np.float32)
+    options = ["--experts", "24"]
+    for dtype in np.int16, np.int32:
+        padded = np.concatenate([np.zeros((2, layers, k), int), ids, np.zeros((1, layers, k), int)])
+        np.save("padded.npy", padded.astype(dtype))
+        expect = Expect(experts, k, layers=2, model_layers=4, import_notes="dense layers=2 of 4 left out")
+        one_block(expect, [data])
+        expect.sequences = []
+        run.good(["padded.npy"], options, expect, "pairs", "3 rows left out: tokens without any expert")
+    np.save("ids.npy", ids)
+    np.save("weights.npy", weights)
+    expect = Expect(experts, k, layers=2)
+    for l in range(2):
+        expect.pairs(0, 0, l, 0, data[:, l], weights[:, [1, 3][l]])
+    run.good(["ids.npy"], options + ["--weights", "weights.npy"], expect, "pairs", "importing as npy-ids")
+    expect = Expect(experts, k, layers=2, import_notes="filler-last=yes")
+    one_block(expect, [data[:5], data[6:9]])
+    open("s.csv", "w").write("first_row,num_tokens\n0,6\n6,4\n")
+    run.good(["ids.npy"], options + ["--sequences", "s.csv", "--filler-last", "yes"], expect, "pairs",
+             "filler rows of last tokens")
+    more, rest = zero_dense(rng, 4, layers, [0, 2], experts, k)
+    np.save("more.npy", more)
+    expect = Expect(experts, k, layers=2)
+    one_block(expect, [data, rest, data])
+    run.good(["ids.npy", "more.npy", "ids.npy"], options, expect, "pairs")
+    run.bad(["ids.npy", "more.npy"], options + ["--weights", "weights.npy"], "belong to one file")
+    run.bad(["ids.npy"], options + ["--filler-last", "maybe"], "not yes or no")
+    np.save("b.npy", more[:, :3])
+    run.bad(["ids.npy", "b.npy"], options, "b.npy: not [tokens, 4, 3] integers")
+    bad = ids.copy()
+    bad[4, 0] = [1, 2, 3]
+    np.save("b.npy", bad)
+    run.bad(["b.npy"], options, "[4, 0, 0]: expert id 1 is data in a layer that was zero")
+    bad[4, 0] = 0
+    bad[4, 1] = 0
+    np.save("b.npy", bad)
+    run.bad(["b.npy"], options, "[4, 1, 1]: expert id 0 stands twice")
+    np.save("b.npy", ids * 0)
+    run.bad(["b.npy"], options, "every row of every layer is zero")
+    np.save("b.npy", np.arange(6).reshape(3, 2, 1) * [[[0], [1]]])
+    run.bad(["b.npy"], options, "pass --dense-layers")
+    run.damage("ids.npy", ["ids.npy"], options)
+    run.damage("more.npy", ["ids.npy", "more.npy"], options)
+
+
+# ---- counts -----------------------------------------------------------------------------------------
+
+
+def gguf(path, tensors, keys=None, version=3, align=32):
+    """GGUF: tensors {name: float32 array}, keys {name: (type, packed value)}."""
+    text = lambda s: struct.pack("<Q", len(s)) + s.encode()
+    keys = {"general.type": (8, text("imatrix")), "imatrix.chunk_count": (4, struct.pack("<I", 3)),
+            "imatrix.datasets": (9, struct.pack("<IQ", 8, 2) + text("a.txt") + text("b")),
+            "some.numbers": (9, struct.pack("<IQ", 5, 3) + bytes(12)),
+            "general.alignment": (4, struct.pack("<I", align))} if keys is None else keys
+    head = b"GGUF" + struct.pack("<IQQ", version, len(tensors), len(keys))
+    for name, (kind, value) in keys.items():
+        head += text(name) + struct.pack("<I", kind) + value
+    data = b""
+    for name, array in tensors.items():
+        data += b"\0" * (-len(data) % align)
+        head += text(name) + struct.pack("<I", array.ndim)
+        head += b"".join(struct.pack("<Q", n) for n in array.shape[::-1])
+        head += struct.pack("<IQ", 0 if array.dtype == np.float32 else 1, len(data))
+        data += array.tobytes()
+    open(path, "wb").write(head + b"\0" * (-len(head) % align) + data)
+
+
+@case
+def imatrix(run):
+    rng, experts, k = np.random.default_rng(9), 12, 4
+    tensors, expect = {}, Expect(experts, k, layers=3, ranks=1, step="none", phase="prefill",
+                                 import_notes="layers=1,2,10; counts=of ffn_down_exps, whole run")
+    for layer in (1, 10, 2):
+        row = bincount(choices(rng, 50, experts, k), experts)
+        expect.counts(0, 0, [1, 2, 10].index(layer), 0, row)
+        for kind in "down", "gate", "up":
+            name = f"blk.{layer}.ffn_{kind}_exps.weight"
+            tensors[name + ".in_sum2"] = rng.random((experts, 6)).astype(np.float32)
+            tensors[name + ".counts"] = row.astype(np.float32).reshape(experts, 1)
+        tensors[f"blk.{layer}.attn_q.weight.counts"] = np.full((1, 1), 3, np.float32)
+    options = ["--top-k", "4"]
+    for align in 32, 64:
+        gguf("m.gguf", tensors, align=align)
+        run.good(["m.gguf"], options, expect, "counts", "importing as imatrix")
+    run.bad(["m.gguf"], [], "pass --top-k")
+    run.bad(["m.gguf"], ["--top-k", "7"], "no multiple of top-7")
+    run.bad(["m.gguf"], options + ["--experts", "11"], "but --experts 11")
+    run.bad(["m.gguf"] * 2, options, "takes one file")
+    run.damage("m.gguf", ["m.gguf"], options, 80)
+    name, row = "blk.0.ffn_up_exps.weight.counts", np.full((4, 1), 3, np.float32)
+    fewer = {name: row, name.replace("0", "1"): row - 1}
+    less = Expect(4, 4, layers=2)
+    less.counts(0, 0, 0, 0, [3] * 4)
+    less.counts(0, 0, 1, 0, [2] * 4)
+    gguf("b.gguf", fewer)
+    run.good(["b.gguf"], options + ["--dropped"], less, "counts")
+    run.bad(["b.gguf"], options, "pass --dropped")
+    for change, text in [({name: row + 0.5}, "is no exact count"), ({name: row * -1}, "is no exact count"),
+                         ({name: row + np.float32(2 ** 24)}, "is no exact count"),
+                         ({name: row.astype(np.float16)}, "not a row of 32-bit floats"),
+                         ({name: row, name.replace("0", "1"): row[:3]}, "3 experts, but 4"),
+                         ({"blk.0.ffn_up.weight.counts": row}, "the model has no experts")]:
+        gguf("b.gguf", change)
+        run.bad(["b.gguf"], options, text)
+    gguf("b.gguf", {name: row}, {"general.type": (8, struct.pack("<Q", 5) + b"model")})
+    run.bad(["b.gguf"], options, "but no imatrix")
+    gguf("b.gguf", {name: row}, {"x": (77, b"")})
+    run.bad(["b.gguf"], options, "metadata type 77")
+    gguf("b.gguf", {name: row}, version=1)
+    run.bad(["b.gguf"], options, "GGUF version 1")
+    old = struct.pack("<i", 2) + b"".join(
+        struct.pack("<i", len(n)) + n + struct.pack("<ii", 3, 4) + bytes(16) for n in (b"blk.0.attn_q.weight", b"output.weight"))
+    open("imatrix.dat", "wb").write(old)
+    run.bad(["imatrix.dat"], options, "the counts cannot be recovered")
+
+
+@case
+def moe_infinity(run):
+    rng, experts, k = np.random.default_rng(10), 8, 2
+    data, expect = np.zeros((5, 3, experts), np.float32), Expect(experts, k, layers=3, step="forward")
+    for request in (0, 1, 3):
+        for l in range(3):
+            row = bincount(choices(rng, 5 + request, experts, k), experts)
+            data[request, l] = row
+            expect.counts(request, 0, l, 0, row)
+    options = ["--top-k", "2"]
+    for dtype in np.float32, np.float64:
+        np.save("m.npy", data.astype(dtype))
+        run.good(["m.npy"], options, expect, "counts", "2 rows left out: unused places")
+    run.bad(["m.npy"], [], "pass --top-k")
+    run.bad(["m.npy"], ["--top-k", "3"], "no multiple of top-3")
+    run.bad(["m.npy"], options + ["--experts", "9"], "but --experts 9")
+    force = options + ["--format", "moe-infinity", "--force"]
+    for array, text in [(data + 0.5, "is no count"), (-data, "is no count"), (data * np.nan, "is no count"),
+                        (data * 0, "all counts are 0"), (data[0], "not a float array"),
+                        (data.astype(np.int32), "not a float array")]:
+        np.save("b.npy", array)
+        run.bad(["b.npy"], force, text)
+    np.save("b.npy", data * 0)
+    run.bad(["b.npy"], options, "may be ")
+    run.damage("m.npy", ["m.npy"], options)
+
+
+def softmax(x):
+    e = np.exp(x.astype(np.float64) - x.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
+
+
+@case
+def router_logits(run):
+    rng, layers, tokens, experts, k = np.random.default_rng(11), 3, 9, 10, 3
+    options = ["--top-k", "3", "--scores"]
+
+    def wanted(logits, scores):
+        """[L, T, E] to ids and weights [L, T, k]."""
+        ids = np.argsort(-logits, axis=-1, kind="stable")[..., :k]
+        score = softmax(logits) if scores.startswith("softmax") else 1 / (1 + np.exp(-logits.astype(np.float64)))
+        weights = np.take_along_axis(score, ids, -1)
+        return ids, weights if scores == "softmax-all" else weights / weights.sum(-1, keepdims=True)
+
+    def expected(samples, scores, **facts):
+        expect = Expect(experts, k, layers=layers, **facts)
+        parts = [wanted(s, scores) for s in samples]
+        for l in range(layers):
+            ids = np.concatenate([p[0][l] for p in parts])
+            expect.pairs(0, 0, l, 0, ids, None if scores == "none" else np.concatenate([p[1][l] for p in parts]))
+        return expect
+
+    for dtype in np.float32, np.float16, np.float64:
+        logits = (3 * rng.standard_normal((layers, tokens, experts))).astype(dtype)
+        logits[0, 0, 4] = logits[0, 0, 7] = 50  # a tie goes to the lower expert
+        np.save("l.npy", logits)
+        np.savez("l.npz", router_logits=logits, input_ids=np.arange(5))
+        for scores in "softmax-all", "softmax-chosen", "sigmoid":
+            expect = expected([logits.astype(np.float32)], scores, weights_normalized=int(scores != "softmax-all"),
+                              router=scores.split("-")[0])
+            for name in "l.npy", "l.npz":
+                run.good([name], options + [scores], expect, "pairs", "importing as router-logits")
+    run.good(["l.npy"], options + ["none"], expected([logits.astype(np.float32)], "none"), "pairs")
+    samples = rng.standard_normal((4, layers, tokens, experts)).astype(np.float32)
+    np.save("s.npy", samples)
+    expect = expected(samples, "softmax-all")
+    expect.sequences = [tokens] * 4
+    run.good(["s.npy"], options + ["softmax-all"], expect, "pairs")
+    run.bad(["l.npy"], ["--top-k", "3"], "pass --scores")
+    run.bad(["l.npy"], ["--scores", "softmax-all"], "pass --top-k")
+    run.bad(["l.npy"], ["--top-k", "11", "--scores", "none"], "there are 10 experts")
+    run.bad(["l.npy"], options + ["none", "--experts", "9"], "but --experts 9")
+    options = options + ["none"]
+    samples[2, 1, 4, 5] = np.nan
+    np.save("b.npy", samples)
+    run.bad(["b.npy"], options, "sample 2, layer 1, token 4: a logit is not finite")
+    force = options + ["--format", "router-logits", "--force"]
+    np.save("b.npy", samples[0, 0])
+    run.bad(["b.npy"], force, "not a float array")
+    np.save("b.npy", samples[:0])
+    run.bad(["b.npy"], force, "not a float array")
+    np.savez("b.npz", a=samples, b=samples)
+    run.bad(["b.npz"], options, "2 float arrays")
+    np.savez_compressed("b.npz", a=samples)
+    run.bad(["b.npz"], force, "compressed")
+    os.system("xz -k l.npy")
+    run.bad(["l.npy.xz"], options, "unpack it first")
+    for name in "s.npy", "l.npz":
+        run.damage(name, [name], options, 60)
+
+
+@case
+def hrtr(run):
+    rng, layers, experts, k, tokens = np.random.default_rng(12), 3, 300, 4, 8200
+    ids = np.stack([choices(rng, tokens, experts, k) for _ in range(layers)], 1)
+    expect = Expect(experts, k, layers=layers, model_layers=5)
+    for block, (a, b) in enumerate([(0, 8192), (8192, tokens)]):
+        for l in range(layers):
+            expect.pairs(0, block, l, 0, ids[a:b, l])
+
+    def save(path, ids, magic=0x52545248, version=1, model=5, experts=experts, k=k, layers=layers):
+        head = struct.pack("<6I", magic, version, model, experts, k, layers)
+        open(path, "wb").write(head + ids.astype("<u2").tobytes())
+
+    save("t.hrtr", ids)
+    assert open("t.hrtr", "rb").read(4) == b"HRTR"
+    run.good(["t.hrtr"], [], expect, "pairs", "importing as hrtr")
+    os.system("xz -k t.hrtr")
+    run.good(["t.hrtr.xz"], [], expect, "pairs")
+    run.bad(["t.hrtr"], ["--experts", "299"], "say otherwise")
+    run.bad(["t.hrtr"] * 2, [], "takes one file")
+    few = ids[:20]
+    for change, text in [({"version": 2}, "version 2"), ({"experts": 9}, "not below the number of experts"),
+                         ({"k": 0}, "not plausible"), ({"layers": 1 << 31}, "not plausible"), ({"k": 301}, "not plausible"),
+                         ({"model": 2}, "not plausible"), ({"experts": 0}, "not plausible"), ({"k": 7}, "ends within token 11"),
+                         ({"magic": 0x11223344}, "not in a format that is known")]:
+        save("b.hrtr", few, **change)
+        if text.startswith("ends"):
+            save("b.hrtr", np.stack([choices(rng, 20, experts, k) for _ in range(layers)], 1) * 0 + np.arange(240).reshape(20, 3, 4),
+                 **change)
+        run.bad(["b.hrtr"], [], text)
+    save("b.hrtr", few[:0])
+    run.bad(["b.hrtr"], [], "no token in it")
+    save("b.hrtr", np.where(np.arange(4) == 3, few[..., :1], few))
+    run.bad(["b.hrtr"], [], "token 0, layer 0, place 3")
+    save("b.hrtr", few)
+    run.damage("b.hrtr", ["b.hrtr"], [])
+
+
+@case
+def ultraep(run):
+    rng, experts, k = np.random.default_rng(13), 16, 2
+    expect, records = Expect(experts, k, layers=2, step="forward", phase="train",
+                             import_notes="layers=3-4; counts=whole expert group; step=micro-batch; lost records=1"), []
+    for batch in range(7):
+        for layer in (3, 4):
+            row = bincount(choices(rng, 30, experts, k), experts)
+            records.append((layer, batch, row))
+            expect.counts(batch, 0, layer - 3, 0, row)
+
+    def save(parts, **change):
+        about = {"schema": "ultra_ep_trace_v1", "trace_id": "t", "ep_size": 4, "num_global_logical_experts": experts,
+                 "num_layers": 2, "chunks": len(parts), "dropped_records": 1, **change}
+        json.dump({n: v for n, v in about.items() if v is not None}, open("t.manifest.json", "w"), indent=2, sort_keys=True)
+        for c, part in enumerate(parts):
+            layers, batches, rows = zip(*part)
+            np.savez(f"t.chunk{c:06d}.npz", metadata=np.asarray(json.dumps(about)), layers=np.asarray(layers, np.int32),
+                     virtual_layers=np.asarray(layers, np.int32), microbatches=np.asarray(batches, np.int64),
+                     pre_logical_loads=np.asarray(rows, np.int32), post_physical_loads=np.zeros((len(rows), 24), np.int32))
+
+    options, name = ["--top-k", "2"], ["t.manifest.json"]
+    save([records[:5], records[5:]])
+    run.good(name, options, expect, "counts", "importing as ultraep")
+    run.bad(name, [], "pass --top-k")
+    run.bad(name, options + ["--experts", "15"], "but --experts 15")
+    run.bad(name * 2, options, "takes one manifest")
+    run.damage("t.chunk000001.npz", name, options, 80)
+    run.damage(name[0], name, options, 20)
+    os.rename("t.chunk000001.npz", "x")
+    run.bad(name, options, "t.chunk000001.npz: cannot open")
+    os.rename("x", "t.chunk000001.npz")
+    for change, text in [({"schema": "ultra_ep_trace_v2"}, "ultra_ep_trace_v1 is read"), ({"chunks": 0}, "within [1"),
+                         ({"num_global_logical_experts": None}, "is missing"), ({"num_global_logical_experts": 15}, "not [records, 15]")]:
+        save([records], **change)
+        run.bad(name, options, text)
+    for part, text in [(records + records[:1], "recorded twice"), (records[:-1], "1 of 2 layers"),
+                       ([(3, 0, records[0][2] - 9)], "is no count"), ([(-1, 0, records[0][2])], "layers[0] is negative"),
+                       ([(3, 0, records[0][2] * 0)], "all loads are 0")]:
+        save([part])
+        run.bad(name, options, text)
+    np.savez("t.chunk000000.npz", layers=np.zeros(1, int))
+    run.bad(name, options, "no array called pre_logical_loads")
+    np.savez("t.chunk000000.npz", layers=np.zeros(3, int), microbatches=np.zeros(1, int), pre_logical_loads=np.zeros((1, 16), int))
+    run.bad(name, options, "layers does not hold 1 numbers")
+    shutil.copy(name[0], "other.json")
+    run.bad(["other.json"], options, "must be TRACE.manifest.json")
+
+
+
 if __name__ == "__main__":
     for name in sys.argv[2:]:
         shutil.rmtree(name, ignore_errors=True)

@@ -143,12 +143,16 @@ mz_code mz_id_rows_make(const char *path, const int64_t *tokens, int64_t count, 
     rows->dense = mz_calloc((size_t)layers, sizeof *rows->dense);
     if (!rows->dense)
         return mz_fail_nomem(err, "layers");
+    /* Two experts of a token are never both 0, so that one token tells; one expert may be. */
+    int64_t first = 0, row = layers * top_k;
+    while (top_k > 1 && first < count && mz_rows_zero(rows, tokens + first * row))
+        first++;
+    int64_t end = top_k > 1 && first < count ? first + 1 : count;
     bool asked = false;
     for (int64_t l = 0; l < layers && !options->dense_layers; l++) {
         bool zero = true;
-        for (int64_t t = 0; t < count && zero; t++)
-            zero = mz_rows_zero(rows, tokens + t * layers * top_k) ||
-                   zero_row(tokens + (t * layers + l) * top_k, top_k);
+        for (int64_t t = first; t < end && zero; t++)
+            zero = zero_row(tokens + t * row + l * top_k, top_k);
         rows->dense[l] = zero;
         asked = asked || (zero && top_k == 1);
     }

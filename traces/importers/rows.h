@@ -39,8 +39,9 @@ typedef struct mz_id_rows {
     bool *dense; /* [layers] */
 } mz_id_rows;
 
-/* Finds the dense layers: those that are zero in all of the first `count` tokens, or what
- * --dense-layers says. With one expert per token zeros are ambiguous: MZ_EINPUT that asks. */
+/* Finds the dense layers: those that are zero in the first token that is not zero everywhere, or
+ * what --dense-layers says. With one expert per token zeros in all `count` tokens are ambiguous:
+ * MZ_EINPUT that asks. */
 mz_code mz_id_rows_make(const char *path, const int64_t *tokens, int64_t count, int64_t layers,
                         int32_t top_k, const mz_import_options *options, mz_id_rows *rows,
                         mz_err *err);
