@@ -214,6 +214,10 @@ static mz_code check_window(mz_shape *shape, mz_err *err) {
     return MZ_OK;
 }
 
+/* Tokens of one resampled step: well above what any run trains on, and its pairs of one layer call
+ * still fit into memory. */
+enum { STEP_TOKENS_MAX = 1 << 30 };
+
 static mz_code check_options(const mz_trace *trace, const mz_stream_options *o, mz_err *err) {
     if (o->ranks < 0 || o->ranks > MZ_RANKS_MAX || o->step_tokens < 0 || o->tokens_per_rank < 0 ||
         o->sequence_length < 0 || o->steps < 0)
@@ -225,9 +229,12 @@ static mz_code check_options(const mz_trace *trace, const mz_stream_options *o, 
         return mz_fail(err, MZ_EINPUT,
                        "%s: step tokens and tokens per rank exclude each other: give one",
                        trace->path);
-    if (o->step_tokens > INT64_MAX / 4 || o->tokens_per_rank > INT64_MAX / 4 / MZ_RANKS_MAX)
-        return mz_fail(err, MZ_EINPUT, "%s: more tokens are asked for than can be counted",
-                       trace->path);
+    const int64_t ranks = o->ranks > 0 ? o->ranks : trace->facts.ranks;
+    if (o->step_tokens > STEP_TOKENS_MAX || o->tokens_per_rank > STEP_TOKENS_MAX / ranks)
+        return mz_fail(err, MZ_EINPUT,
+                       "%s: a step of more than %d tokens is asked for (%" PRId64
+                       " ranks): give fewer tokens per step or per rank",
+                       trace->path, STEP_TOKENS_MAX, ranks);
     return MZ_OK;
 }
 

@@ -641,6 +641,12 @@ static void test_refusals(void **state) {
     assert_fails(mz_stream_open(p.trace, &options, &stream, &err), MZ_EINPUT, "negative", &err);
     options = (mz_stream_options){.step_tokens = 4, .tokens_per_rank = 4};
     assert_fails(mz_stream_open(p.trace, &options, &stream, &err), MZ_EINPUT, "exclude", &err);
+    options = (mz_stream_options){.ranks = 8, .tokens_per_rank = ((int64_t)1 << 27) + 1};
+    assert_fails(mz_stream_open(p.trace, &options, &stream, &err), MZ_EINPUT,
+                 "fewer tokens per step or per rank", &err);
+    options = (mz_stream_options){.step_tokens = ((int64_t)1 << 30) + 1};
+    assert_fails(mz_stream_open(p.trace, &options, &stream, &err), MZ_EINPUT,
+                 "fewer tokens per step or per rank", &err);
     close_place(&p);
 
     char directory[256], path[300];
