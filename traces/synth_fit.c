@@ -1,0 +1,479 @@
+/* Fits a model of routing to a trace.
+ *
+ * 1. Whole sequences, evenly spaced over the trace, up to SAMPLE_TOKENS tokens are read.
+ * 2. Classes: a mixture with one class per token, by rounds of assignment and counting (hard
+ *    expectation maximisation) on some of these tokens, begun from tokens drawn at random; odds of
+ * a class are its counts plus SMOOTH tokens of the layer's own.
+ * 3. Every sampled sequence gives a mix of classes; how often classes return gives stay and recall.
+ * 4. Sequences are drawn from the model, and every layer's parameters are moved until popularity,
+ *    reuse at lags 1, 4 and 64, correlation of halves, mutual information and best partners agree
+ *    with the trace's. */
+#include "common/base/arena.h"
+#include "common/base/rng.h"
+#include "traces/stats_private.h"
+#include "traces/synth_model.h"
+
+#include <stdlib.h>
+
+enum {
+    SAMPLE_TOKENS = 200000,
+    SAMPLE_BYTES = 192 << 20,
+    LEARN_TOKENS = 24000,
+    CLASSES = 384,
+    CLASS_TOKENS = 24, /* fewer classes where a class would have fewer tokens to learn from */
+    ROUNDS = 12,
+    PROFILES = 4096,
+    TUNE_ROUNDS = 12,
+    TUNE_TOKENS = 24000
+};
+
+static const double SMOOTH = 1.5, LINK_SMOOTH = 8;
+
+typedef struct fit {
+    mz_app *app;
+    mz_trace *trace;
+    const mz_trace_facts *facts;
+    mz_arena arena;
+    mz_synth_model *model;
+    int32_t classes, profiles;
+    int64_t *sequence; /* [profiles] which of the trace's */
+    int64_t *begin;    /* [profiles + 1] first sampled token of each */
+    int64_t tokens;    /* sampled */
+    uint16_t *expert;  /* [tokens][layers][k], first expert first */
+    int32_t *class;    /* [tokens] */
+    double *odds;      /* [layers][2][E] counts over all sampled tokens */
+    float *score;      /* [layers][2][E][classes] log odds */
+    double *count;     /* [classes][layers][2][E] */
+    double *size;      /* [classes] */
+    float *sums;       /* [classes] scratch */
+} fit;
+
+static int64_t place(const fit *f, int32_t layer, int64_t j, int32_t e) {
+    return (2 * (int64_t)layer + (j > 0)) * f->facts->experts + e;
+}
+
+/* ---- sample ---------------------------------------------------------------------------------- */
+
+static mz_code choose_sample(fit *f, mz_err *err) {
+    const mz_trace_sequence *all;
+    int64_t count = mz_trace_sequences(f->trace, &all), tokens = 0, most = SAMPLE_TOKENS;
+    int64_t token_bytes = 2 * (int64_t)f->facts->layers * f->facts->top_k, stride = 1;
+    most = most * token_bytes > SAMPLE_BYTES ? SAMPLE_BYTES / token_bytes : most;
+    for (int64_t s = 0; s < count; s++)
+        tokens += all[s].tokens;
+    while (tokens / stride > most || count / stride > PROFILES)
+        stride++;
+    int64_t kept = (count + stride - 1) / stride;
+    f->sequence = MZ_NEW(&f->arena, int64_t, kept);
+    f->begin = MZ_NEW(&f->arena, int64_t, kept + 1);
+    if (!f->sequence || !f->begin)
+        return mz_fail_nomem(err, "a sample of sequences");
+    for (int64_t s = 0; s < count; s += stride) {
+        if (f->tokens > 0 && f->tokens + all[s].tokens > most)
+            continue;
+        f->sequence[f->profiles++] = s;
+        f->tokens += all[s].tokens;
+        f->begin[f->profiles] = f->tokens;
+    }
+    if (f->tokens * token_bytes > 4 * (int64_t)SAMPLE_BYTES)
+        return mz_fail(err, MZ_EINPUT, "%s: a sequence of %lld tokens is too long to be fitted",
+                       mz_trace_path(f->trace), (long long)f->tokens);
+    f->expert = MZ_NEW(&f->arena, uint16_t, f->tokens * token_bytes / 2);
+    f->class = MZ_NEW(&f->arena, int32_t, f->tokens);
+    return f->expert && f->class ? MZ_OK : mz_fail_nomem(err, "a sample of tokens");
+}
+
+/* Experts and weights of sampled sequence `i` in one call, first expert first. */
+static mz_code read_sequence(fit *f, int64_t call, const mz_trace_call *at, int64_t i,
+                             uint16_t *expert, float *weight, mz_err *err) {
+    const mz_trace_sequence *all;
+    mz_trace_sequences(f->trace, &all);
+    const mz_trace_sequence *s = &all[f->sequence[i]];
+    int64_t k = f->facts->top_k;
+    mz_trace_pairs_out out = {.expert = expert, .weight = f->facts->has_weight ? weight : NULL};
+    mz_code code =
+        mz_trace_read_pairs(f->trace, call, s->token_begin - at->token_begin, s->tokens, &out, err);
+    for (int64_t t = 0; t < s->tokens && !code; t++) {
+        uint16_t *to = f->expert + ((f->begin[i] + t) * f->facts->layers + at->layer) * k;
+        float *w = weight + t * k;
+        memcpy(to, expert + t * k, (size_t)k * sizeof *to);
+        for (int64_t a = 1; a < k && f->facts->has_weight; a++)
+            for (int64_t b = a; b > 0 && w[b] > w[b - 1]; b--) {
+                float held = w[b];
+                uint16_t id = to[b];
+                w[b] = w[b - 1];
+                to[b] = to[b - 1];
+                w[b - 1] = held;
+                to[b - 1] = id;
+            }
+        /* Some of the layer's weight vectors, evenly spaced. */
+        int64_t token = f->begin[i] + t, slot = token * MZ_MODEL_GATES / f->tokens;
+        for (; f->facts->has_weight && slot < (token + 1) * MZ_MODEL_GATES / f->tokens; slot++)
+            memcpy(f->model->gate + ((int64_t)at->layer * MZ_MODEL_GATES + slot) * k, w,
+                   (size_t)k * sizeof *w);
+    }
+    return code;
+}
+
+static mz_code read_sample(fit *f, mz_err *err) {
+    const mz_trace_call *calls;
+    const mz_trace_sequence *all;
+    int64_t count = mz_trace_calls(f->trace, &calls), longest = 0, k = f->facts->top_k;
+    mz_trace_sequences(f->trace, &all);
+    for (int64_t i = 0; i < f->profiles; i++) {
+        f->model->length[i] = all[f->sequence[i]].tokens;
+        longest = f->model->length[i] > longest ? f->model->length[i] : longest;
+    }
+    uint16_t *expert = MZ_NEW(&f->arena, uint16_t, longest * k);
+    float *weight = MZ_NEW(&f->arena, float, longest *k);
+    if (!expert || !weight)
+        return mz_fail_nomem(err, "a sequence");
+    mz_progress progress = mz_progress_start(&f->app->log, "reading", "calls", count);
+    mz_code code = MZ_OK;
+    for (int64_t c = 0; c < count && !code; c++) {
+        int64_t low = calls[c].token_begin, high = low + calls[c].tokens;
+        for (int64_t i = 0; i < f->profiles && !code; i++)
+            if (all[f->sequence[i]].token_begin >= low && all[f->sequence[i]].token_begin < high)
+                code = read_sequence(f, c, &calls[c], i, expert, weight, err);
+        mz_progress_update(&progress, c);
+        if (!code && f->app->stop && *f->app->stop)
+            code = mz_fail(err, MZ_EABORTED, "interrupted");
+    }
+    mz_progress_end(&progress);
+    return code;
+}
+
+/* ---- classes --------------------------------------------------------------------------------- */
+
+static void count_token(const fit *f, int64_t token, double *count) {
+    const uint16_t *expert = f->expert + token * f->facts->layers * f->facts->top_k;
+    for (int32_t l = 0; l < f->facts->layers; l++, expert += f->facts->top_k)
+        for (int64_t j = 0; j < f->facts->top_k; j++)
+            count[place(f, l, j, expert[j])]++;
+}
+
+/* Smoothed odds of every class, and their logarithms laid out for scoring. */
+static void make_odds(fit *f, double scale) {
+    int64_t cells = 2 * (int64_t)f->facts->layers * f->facts->experts;
+    double others = f->facts->top_k > 1 ? f->facts->top_k - 1 : 1;
+    for (int64_t i = 0; i < cells; i++) {
+        bool first = i / f->facts->experts % 2 == 0;
+        double own = f->odds[i] / (double)f->tokens * SMOOTH + 1e-7;
+        for (int32_t c = 0; c < f->classes; c++) {
+            double total = (f->size[c] * scale + SMOOTH) * (first ? 1 : others);
+            double odds = (f->count[c * cells + i] * scale + own) / total;
+            f->model->odds[c * cells + i] = (float)odds;
+            f->score[i * f->classes + c] = (float)log(odds);
+        }
+    }
+}
+
+static int32_t best_class(const fit *f, int64_t token) {
+    const uint16_t *expert = f->expert + token * f->facts->layers * f->facts->top_k;
+    int32_t best = 0;
+    memset(f->sums, 0, (size_t)f->classes * sizeof *f->sums);
+    for (int32_t l = 0; l < f->facts->layers; l++, expert += f->facts->top_k)
+        for (int64_t j = 0; j < f->facts->top_k; j++) {
+            const float *row = f->score + place(f, l, j, expert[j]) * f->classes;
+            for (int32_t c = 0; c < f->classes; c++)
+                f->sums[c] += row[c];
+        }
+    for (int32_t c = 1; c < f->classes; c++)
+        best = f->sums[c] > f->sums[best] ? c : best;
+    return best;
+}
+
+static void assign(fit *f, int64_t stride) {
+    int64_t cells = 2 * (int64_t)f->facts->layers * f->facts->experts;
+    for (int64_t t = 0; t < f->tokens; t += stride)
+        f->class[t] = best_class(f, t);
+    memset(f->count, 0, (size_t)(f->classes * cells) * sizeof *f->count);
+    memset(f->size, 0, (size_t)f->classes * sizeof *f->size);
+    for (int64_t t = 0; t < f->tokens; t += stride) {
+        count_token(f, t, f->count + f->class[t] * cells);
+        f->size[f->class[t]]++;
+    }
+}
+
+static mz_code learn_classes(fit *f, uint64_t seed, mz_err *err) {
+    int64_t cells = 2 * (int64_t)f->facts->layers * f->facts->experts;
+    int64_t stride = (f->tokens + LEARN_TOKENS - 1) / LEARN_TOKENS;
+    mz_rng rng = mz_rng_make(seed, 77);
+    f->odds = MZ_NEW(&f->arena, double, cells);
+    f->score = MZ_NEW(&f->arena, float, cells * f->classes);
+    f->count = MZ_NEW(&f->arena, double, cells * f->classes);
+    f->size = MZ_NEW(&f->arena, double, f->classes);
+    f->sums = MZ_NEW(&f->arena, float, f->classes);
+    if (!f->odds || !f->score || !f->count || !f->size || !f->sums)
+        return mz_fail_nomem(err, "the classes of a model");
+    for (int64_t t = 0; t < f->tokens; t++)
+        count_token(f, t, f->odds);
+    for (int32_t c = 0; c < f->classes; c++) {
+        count_token(f, (int64_t)mz_rng_below(&rng, (uint64_t)f->tokens), f->count + c * cells);
+        f->size[c] = 1;
+    }
+    make_odds(f, 1);
+    mz_progress progress = mz_progress_start(&f->app->log, "fitting", "rounds", ROUNDS + 1);
+    for (int round = 0; round <= ROUNDS; round++) {
+        assign(f, round < ROUNDS ? stride : 1);
+        make_odds(f, 1);
+        mz_progress_update(&progress, round);
+        if (f->app->stop && *f->app->stop)
+            return mz_fail(err, MZ_EABORTED, "interrupted");
+    }
+    mz_progress_end(&progress);
+    return MZ_OK;
+}
+
+/* log of P(b | a) / P(b) from counts of (a, b), with LINK_SMOOTH pairs of independent ones added.
+ */
+static void make_ratios(int64_t experts, const double *count, float *ratio, double *scratch) {
+    double all = 0;
+    memset(scratch, 0, (size_t)(2 * experts) * sizeof *scratch);
+    for (int64_t a = 0; a < experts; a++)
+        for (int64_t b = 0; b < experts; b++) {
+            scratch[a] += count[a * experts + b];
+            scratch[experts + b] += count[a * experts + b];
+            all += count[a * experts + b];
+        }
+    for (int64_t a = 0; a < experts; a++)
+        for (int64_t b = 0; b < experts; b++) {
+            double p = (scratch[experts + b] + 1e-3) / all;
+            ratio[a * experts + b] = (float)log((count[a * experts + b] + LINK_SMOOTH * p) /
+                                                ((scratch[a] + LINK_SMOOTH) * p));
+        }
+}
+
+/* What first experts follow each other from layer to layer, and who comes with whom. */
+static mz_code learn_links(fit *f, mz_err *err) {
+    int64_t experts = f->facts->experts, k = f->facts->top_k, square = experts * experts;
+    int64_t token = f->facts->layers * k;
+    if (!f->model->link)
+        return MZ_OK;
+    double *count = mz_calloc((size_t)(square + 2 * experts), sizeof *count);
+    if (!count)
+        return mz_fail_nomem(err, "the links between layers");
+    for (int32_t l = 0; l < f->facts->layers; l++) {
+        memset(count, 0, (size_t)square * sizeof *count);
+        for (int64_t t = 0; t < f->tokens && l > 0; t++)
+            count[f->expert[t * token + (l - 1) * k] * experts + f->expert[t * token + l * k]]++;
+        if (l > 0)
+            make_ratios(experts, count, f->model->link + l * square, count + square);
+        memset(count, 0, (size_t)square * sizeof *count);
+        for (int64_t t = 0; t < f->tokens; t++)
+            for (int64_t j = 1; j < k; j++)
+                count[f->expert[t * token + l * k] * experts + f->expert[t * token + l * k + j]]++;
+        if (k > 1)
+            make_ratios(experts, count, f->model->team + l * square, count + square);
+        f->model->link_power[l] = f->model->team_power[l] = 0.5;
+    }
+    free(count);
+    return MZ_OK;
+}
+
+/* Share of tokens whose class is that of the token `lag` before, within sequences. */
+static double class_return(const fit *f, int64_t lag) {
+    double same = 0, all = 0;
+    for (int32_t i = 0; i < f->profiles; i++)
+        for (int64_t t = f->begin[i] + lag; t < f->begin[i + 1]; t++) {
+            same += f->class[t] == f->class[t - lag];
+            all++;
+        }
+    return all > 0 ? same / all : 0;
+}
+
+static void make_profiles(fit *f) {
+    mz_synth_model *m = f->model;
+    for (int32_t i = 0; i < f->profiles; i++) {
+        float *mix = m->profile + (int64_t)i * f->classes;
+        double sum = 0;
+        for (int64_t t = f->begin[i]; t < f->begin[i + 1]; t++)
+            mix[f->class[t]]++;
+        for (int32_t c = 0; c < f->classes; c++) {
+            sum += (double)mix[c] / (double)m->length[i];
+            mix[c] = (float)sum;
+        }
+        mix[f->classes - 1] = 1;
+    }
+    double near = class_return(f, 1), middle = class_return(f, 8), far = class_return(f, 64);
+    m->stay = near > middle ? (near - middle) / (1 - middle) : 0;
+    m->recall = middle > far ? (middle - far) / (1 - far) : 0;
+}
+
+/* ---- tuning ---------------------------------------------------------------------------------- */
+
+typedef struct tune {
+    mz_stats_sequence *sequence;
+    mz_stats_token *token;
+    int64_t sequences; /* drawn for every layer */
+    double *count;     /* [2][E] of the layer at hand */
+    uint16_t *expert;  /* of a sequence */
+    uint16_t *first;   /* of all tokens drawn, in the layer before */
+    double *metric;
+} tune;
+
+static void draw_layer(const fit *f, const tune *u, mz_model_draw *draw, int32_t layer) {
+    int64_t experts = f->facts->experts, k = f->facts->top_k, done = 0;
+    memset(u->count, 0, (size_t)(2 * experts) * sizeof *u->count);
+    for (int64_t i = 0; i < u->sequences; i++) {
+        int64_t n = f->model->length[mz_model_profile(draw, i)];
+        uint16_t *first = u->first + done;
+        done += n;
+        mz_stats_sequence_begin(u->sequence, layer, n);
+        /* The layer before is needed by the statistics, and replaced by the draw. */
+        for (int64_t t = 0; t < n; t++)
+            u->expert[n * k + t] = first[t];
+        mz_model_sequence(draw, i, layer, n, u->expert, first);
+        for (int64_t t = 0; t < n; t++) {
+            const uint16_t *expert = u->expert + t * k;
+            mz_stats_sequence_token(u->sequence, expert, k);
+            mz_stats_token_add(u->token, layer, expert, NULL, k, layer ? u->expert[n * k + t] : -1);
+            for (int64_t j = 0; j < k; j++)
+                u->count[(j > 0) * experts + expert[j]]++;
+        }
+    }
+}
+
+/* Scales the odds of all classes by how much more often the trace chooses an expert. */
+static void tune_popularity(const fit *f, const tune *u, int32_t layer, double tokens) {
+    const mz_synth_model *m = f->model;
+    int64_t experts = f->facts->experts;
+    for (int64_t i = 0; i < 2 * experts; i++) {
+        double share = (f->odds[2 * (int64_t)layer * experts + i] + 1) / (double)f->tokens;
+        double ratio = share / ((u->count[i] + 1) / tokens);
+        ratio = ratio > 4 ? 4 : ratio < 0.25 ? 0.25 : ratio;
+        for (int32_t c = 0; c < f->classes; c++)
+            m->odds[2 * ((int64_t)c * m->facts.layers + layer) * experts + i] *= (float)ratio;
+    }
+}
+
+static void move(double *parameter, double by, double low, double high) {
+    if (isfinite(by))
+        *parameter = fmin(fmax(*parameter + by, low), high);
+}
+
+/* Draws sequences of one layer and moves its parameters towards the trace's statistics. */
+static mz_code tune_layer(fit *f, tune *u, mz_model_draw *draw, int32_t layer, const double *wanted,
+                          mz_err *err) {
+    const mz_synth_model *m = f->model;
+    int64_t tokens;
+    int far = MZ_REUSE + 4;
+    draw_layer(f, u, draw, layer);
+    for (int i = 0; i < MZ_STATS_METRICS; i++)
+        u->metric[i] = NAN;
+    const int64_t *chose = mz_stats_token_chose(u->token, layer, &tokens);
+    mz_stats_sequence_finish(u->sequence, layer, chose, tokens, u->metric);
+    mz_code code = mz_stats_token_finish(u->token, layer, u->metric, err);
+    tune_popularity(f, u, layer, (double)tokens);
+    while (far > MZ_REUSE + 2 && !isfinite(wanted[far]))
+        far--;
+    double gap1 = wanted[MZ_REUSE] - u->metric[MZ_REUSE];
+    double gap4 = wanted[MZ_REUSE + 2] - u->metric[MZ_REUSE + 2];
+    double gap = wanted[far] - u->metric[far];
+    move(&m->taste[layer], 6 * gap, 0, 3);
+    move(&m->local[layer], 5 * (gap4 - gap), 0, 3);
+    move(&m->keep[layer], gap1 - gap4, 0, 0.9);
+    move(&m->wander[layer], u->metric[MZ_HALF_SAME] - wanted[MZ_HALF_SAME], 0, 1);
+    move(&m->link_power[layer], 0.8 * (wanted[MZ_MI_BITS] - u->metric[MZ_MI_BITS]), 0, 3);
+    move(&m->team_power[layer], 3 * (wanted[MZ_TEAM_PARTNER] - u->metric[MZ_TEAM_PARTNER]), 0, 3);
+    mz_note(&f->app->log,
+            "layer %d: reuse %+.3f %+.3f %+.3f halves %+.2f bits %+.2f partner %+.2f; taste %.2f "
+            "wander %.2f local %.2f keep %.2f link %.2f team %.2f",
+            layer, gap1, gap4, gap, wanted[MZ_HALF_SAME] - u->metric[MZ_HALF_SAME],
+            wanted[MZ_MI_BITS] - u->metric[MZ_MI_BITS],
+            wanted[MZ_TEAM_PARTNER] - u->metric[MZ_TEAM_PARTNER], m->taste[layer], m->wander[layer],
+            m->local[layer], m->keep[layer], m->link_power[layer], m->team_power[layer]);
+    return code;
+}
+
+static mz_code tune_model(fit *f, uint64_t seed, const mz_trace_stats *stats, mz_err *err) {
+    tune u = {0};
+    int64_t longest = 0, tokens = 0, k = f->facts->top_k;
+    mz_model_draw *lengths = NULL;
+    mz_code code = mz_model_draw_open(f->model, seed, (mz_model_shuffle){0}, &lengths, err);
+    if (code)
+        return code;
+    for (int32_t i = 0; i < f->profiles; i++)
+        longest = f->model->length[i] > longest ? f->model->length[i] : longest;
+    for (; tokens < TUNE_TOKENS; u.sequences++)
+        tokens += f->model->length[mz_model_profile(lengths, u.sequences)];
+    mz_model_draw_close(&lengths);
+    u.count = MZ_NEW(&f->arena, double, 2 * (int64_t)f->facts->experts);
+    u.expert = MZ_NEW(&f->arena, uint16_t, longest * (k + 1));
+    u.first = MZ_NEW(&f->arena, uint16_t, tokens);
+    u.metric = MZ_NEW(&f->arena, double, MZ_STATS_METRICS);
+    if (!u.count || !u.expert || !u.first || !u.metric)
+        return mz_fail_nomem(err, "the statistics of a model");
+    mz_progress progress = mz_progress_start(&f->app->log, "tuning", "rounds", TUNE_ROUNDS);
+    for (int round = 0; round < TUNE_ROUNDS && !code; round++) {
+        mz_arena arena = {0};
+        mz_model_draw *draw = NULL;
+        code =
+            mz_stats_sequence_make(&arena, f->facts->layers, f->facts->experts, &u.sequence, err);
+        if (!code)
+            code = mz_stats_token_make(&arena, f->facts->layers, f->facts->experts, false, &u.token,
+                                       err);
+        if (!code)
+            code = mz_model_draw_open(f->model, seed, (mz_model_shuffle){0}, &draw, err);
+        for (int32_t l = 0; l < f->facts->layers && !code; l++)
+            code = tune_layer(f, &u, draw, l, stats->layer + (int64_t)l * MZ_STATS_METRICS, err);
+        mz_model_draw_close(&draw);
+        mz_arena_free(&arena);
+        mz_progress_update(&progress, round + 1);
+        if (!code && f->app->stop && *f->app->stop)
+            code = mz_fail(err, MZ_EABORTED, "interrupted");
+    }
+    mz_progress_end(&progress);
+    return code;
+}
+
+static mz_code run_fit(fit *f, uint64_t seed, mz_err *err) {
+    const mz_trace_call *calls;
+    int64_t count = mz_trace_calls(f->trace, &calls);
+    mz_trace_stats stats = {0};
+    mz_info_options whole = {.to_step = INT64_MAX};
+    mz_code code = choose_sample(f, err);
+    f->classes = f->tokens / CLASS_TOKENS < CLASSES ? (int32_t)(f->tokens / CLASS_TOKENS) : CLASSES;
+    f->classes = f->classes < 1 ? 1 : f->classes;
+    if (!code)
+        code = mz_synth_model_make(f->facts, f->classes, f->profiles, f->model, err);
+    for (int64_t i = 0; i < count && !code; i++) {
+        bool first = i == 0 || calls[i].step != calls[i - 1].step ||
+                     calls[i].micro_batch != calls[i - 1].micro_batch;
+        f->model->micro_batches += first;
+        f->model->tokens += calls[i].layer == 0 ? calls[i].tokens : 0;
+    }
+    if (!code)
+        code = read_sample(f, err);
+    if (!code)
+        code = learn_classes(f, seed, err);
+    if (!code)
+        code = learn_links(f, err);
+    if (!code) {
+        make_profiles(f);
+        code = mz_trace_stats_read(f->app, f->trace, &whole, &stats, err);
+    }
+    if (!code)
+        code = tune_model(f, seed, &stats, err);
+    mz_trace_stats_free(&stats);
+    return code;
+}
+
+mz_code mz_synth_fit(mz_app *app, mz_trace *trace, uint64_t seed, mz_synth_model *model,
+                     mz_err *err) {
+    const mz_trace_sequence *sequences;
+    fit f = {.app = app, .trace = trace, .facts = mz_trace_facts_of(trace), .model = model};
+    *model = (mz_synth_model){0};
+    if (f.facts->top_k == 0)
+        return mz_fail(err, MZ_EINPUT,
+                       "%s: tokens with a variable number of experts cannot be fitted",
+                       mz_trace_path(trace));
+    if (mz_trace_sequences(trace, &sequences) == 0)
+        return mz_fail(err, MZ_EINPUT, "%s: pairs without sequences cannot be fitted",
+                       mz_trace_path(trace));
+    mz_code code = run_fit(&f, seed, err);
+    mz_arena_free(&f.arena);
+    if (code)
+        mz_synth_model_free(model);
+    return code;
+}
