@@ -14,6 +14,7 @@
 #include "traces/schema.h"
 #include "traces/stats.h"
 #include "traces/synth.h"
+#include "traces/synth_history.h"
 #include "traces/synth_model.h"
 
 #include <string.h>
@@ -257,6 +258,7 @@ static mz_code synth_like(mz_app *app, const synth_args *args, const bool *seen,
                           const mz_trace_write_options *write, mz_err *err) {
     mz_trace *trace = NULL;
     mz_synth_model model = {0};
+    mz_synth_history history = {0};
     mz_model_options options = {.ranks = given(seen, "ranks", args->ranks),
                                 .steps = given(seen, "steps", args->steps),
                                 .micro_batches = given(seen, "micro-batches", args->micro_batches),
@@ -265,10 +267,17 @@ static mz_code synth_like(mz_app *app, const synth_args *args, const bool *seen,
     mz_code code = parse_shuffle(args->shuffle, &options.shuffle, err);
     if (!code)
         code = mz_trace_open(args->like, &trace, err);
-    if (!code)
+    bool counts = !code && (args->kind || mz_trace_facts_of(trace)->kind == MZ_TRACE_COUNTS);
+    if (counts && args->shuffle)
+        code = mz_fail(err, MZ_EINPUT, "--shuffle: counts have no sequences to take apart");
+    if (!code && counts)
+        code = mz_history_fit(app, trace, &history, err);
+    else if (!code)
         code = mz_synth_fit(app, trace, options.seed, &model, err);
     if (!code)
-        code = mz_synth_model_write(app, &model, &options, args->output, write, err);
+        code = counts ? mz_history_write(app, &history, &options, args->output, write, err)
+                      : mz_synth_model_write(app, &model, &options, args->output, write, err);
+    mz_history_free(&history);
     mz_synth_model_free(&model);
     if (trace)
         mz_trace_close(&trace);

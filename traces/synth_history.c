@@ -1,0 +1,421 @@
+/* Fits and draws histories of counts: synth_history.h. */
+#include "traces/synth_history.h"
+
+#include "common/base/arena.h"
+#include "common/base/rng.h"
+
+#include <gsl/gsl_randist.h>
+#include <gsl/gsl_rng.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { SINGLE = 20, SPANS = 96 }; /* steps that are spans of their own; most spans */
+
+mz_code mz_history_make(const mz_trace_facts *facts, int64_t steps, mz_synth_history *h,
+                        mz_err *err) {
+    size_t cells = (size_t)facts->layers * (size_t)facts->experts, layers = (size_t)facts->layers;
+    *h = (mz_synth_history){.facts = *facts};
+    h->first = mz_calloc(SPANS + 1, sizeof *h->first);
+    if (!h->first)
+        return mz_fail_nomem(err, "a history");
+    for (int64_t step = 0; step < steps && h->spans < SPANS; h->spans++) {
+        int64_t length = step < SINGLE ? 1 : step / 12 > 1 ? step / 12 : 1;
+        length = h->spans == SPANS - 1 || step + length > steps ? steps - step : length;
+        h->first[h->spans] = step;
+        h->first[h->spans + 1] = step += length;
+    }
+    h->share = mz_calloc((size_t)h->spans, cells * sizeof *h->share);
+    h->change = mz_calloc((size_t)h->spans, cells * sizeof *h->change);
+    h->micro_batch = mz_calloc((size_t)h->spans, layers * sizeof *h->micro_batch);
+    h->rank = mz_calloc((size_t)h->spans, layers * sizeof *h->rank);
+    if (h->share && h->change && h->micro_batch && h->rank)
+        return MZ_OK;
+    mz_history_free(h);
+    return mz_fail_nomem(err, "a history");
+}
+
+void mz_history_free(mz_synth_history *h) {
+    free(h->first);
+    free(h->share);
+    free(h->change);
+    free(h->micro_batch);
+    free(h->rank);
+    *h = (mz_synth_history){0};
+}
+
+static int32_t span_of(const mz_synth_history *h, int64_t step) {
+    int32_t span = 0;
+    while (span + 1 < h->spans && h->first[span + 1] <= step)
+        span++;
+    return span;
+}
+
+/* ---- fit ------------------------------------------------------------------------------------- */
+
+typedef struct history_fit {
+    mz_synth_history *h;
+    mz_arena arena;
+    int64_t *count;         /* [E] */
+    double *total, *before; /* [layers][E] pairs of the step, shares of the one before */
+    double *square, *cross; /* [layers][E] sums over calls of c^2 and n c */
+    double *pairs2;         /* [layers] of n^2 */
+    double *rank_load;      /* [ranks][layers][E] */
+    double *changes;        /* [spans] number of changes */
+    double *sum;            /* [spans][layers][4] scatter, binomial scatter: micro-batches, ranks */
+    int64_t steps;
+} history_fit;
+
+static void take_call(history_fit *f, const mz_trace_call *call) {
+    int64_t experts = f->h->facts.experts, at = call->layer * experts;
+    double n = (double)call->pairs;
+    for (int64_t e = 0; e < experts; e++) {
+        double c = (double)f->count[e];
+        f->total[at + e] += c;
+        f->square[at + e] += c * c;
+        f->cross[at + e] += n * c;
+        f->rank_load[call->rank * f->h->facts.layers * experts + at + e] += c;
+    }
+    f->pairs2[call->layer] += n * n;
+}
+
+static void take_scatter(history_fit *f, int32_t span, int32_t layer, double pairs) {
+    int64_t experts = f->h->facts.experts, at = layer * experts;
+    double *sum = f->sum + 4 * ((int64_t)span * f->h->facts.layers + layer);
+    for (int64_t e = 0; e < experts; e++) {
+        double p = f->total[at + e] / pairs;
+        sum[0] += f->square[at + e] - 2 * p * f->cross[at + e] + p * p * f->pairs2[layer];
+        sum[1] += pairs * p * (1 - p);
+    }
+    for (int64_t r = 0; r < f->h->facts.ranks; r++) {
+        const double *load = f->rank_load + r * f->h->facts.layers * experts + at;
+        double n = 0;
+        for (int64_t e = 0; e < experts; e++)
+            n += load[e];
+        for (int64_t e = 0; e < experts; e++) {
+            double p = f->total[at + e] / pairs;
+            sum[2] += (load[e] - n * p) * (load[e] - n * p);
+            sum[3] += n * p * (1 - p);
+        }
+    }
+}
+
+static void take_step(history_fit *f) {
+    mz_synth_history *h = f->h;
+    int64_t experts = h->facts.experts, cells = h->facts.layers * experts;
+    int32_t span = span_of(h, f->steps);
+    bool inside = f->steps > h->first[span]; /* the step before is of the same span */
+    for (int32_t l = 0; l < h->facts.layers; l++) {
+        double pairs = 0;
+        for (int64_t e = 0; e < experts; e++)
+            pairs += f->total[l * experts + e];
+        if (pairs > 0)
+            take_scatter(f, span, l, pairs);
+        for (int64_t e = 0; e < experts; e++) {
+            int64_t at = l * experts + e;
+            double share = pairs > 0 ? f->total[at] / pairs : 1.0 / (double)experts;
+            h->share[span * cells + at] += share;
+            h->change[span * cells + at] += inside ? fabs(share - f->before[at]) : 0;
+            f->before[at] = share;
+        }
+    }
+    f->changes[span] += inside;
+    f->steps++;
+    memset(f->total, 0, (size_t)cells * sizeof *f->total);
+    memset(f->square, 0, (size_t)cells * sizeof *f->square);
+    memset(f->cross, 0, (size_t)cells * sizeof *f->cross);
+    memset(f->pairs2, 0, (size_t)h->facts.layers * sizeof *f->pairs2);
+    memset(f->rank_load, 0, (size_t)(h->facts.ranks * cells) * sizeof *f->rank_load);
+}
+
+/* Scatter of counts of n pairs from shares that vary is 1 + (n - 1) rho times the binomial one; of
+ * a rank's M micro-batches together 1 + (n - 1)(rho_m + rho_r) + (M - 1) n rho_r. The mean of the
+ * sources, from which the scatter was measured, takes one degree of freedom. */
+static void finish_span(history_fit *f, int32_t span) {
+    mz_synth_history *h = f->h;
+    int64_t cells = (int64_t)h->facts.layers * h->facts.experts;
+    double steps = (double)(h->first[span + 1] - h->first[span]), n = (double)h->pairs;
+    double batches = (double)h->micro_batches, ranks = h->facts.ranks, sources = ranks * batches;
+    for (int64_t i = 0; i < cells; i++) {
+        h->share[span * cells + i] /= steps;
+        h->change[span * cells + i] /= f->changes[span] > 0 ? f->changes[span] : 1;
+    }
+    for (int32_t l = 0; l < h->facts.layers; l++) {
+        const double *sum = f->sum + 4 * ((int64_t)span * h->facts.layers + l);
+        if (!(sum[1] > 0) || sources < 2 || n < 2)
+            continue;
+        double batch = sum[0] / sum[1] / (1 - 1 / sources);
+        double rank = ranks > 1 ? sum[2] / sum[3] / (1 - 1 / ranks) : batch;
+        double between = batches > 1 ? (rank - batch) / ((batches - 1) * n) : 0;
+        between = fmax(between, 0);
+        h->rank[(int64_t)span * h->facts.layers + l] = fmin(between, 0.9);
+        h->micro_batch[(int64_t)span * h->facts.layers + l] =
+            fmin(fmax((batch - 1) / (n - 1) - between, 0), 0.9);
+    }
+}
+
+static mz_code make_fit(history_fit *f, mz_err *err) {
+    const mz_synth_history *h = f->h;
+    int64_t layers = h->facts.layers, cells = layers * h->facts.experts;
+    f->count = MZ_NEW(&f->arena, int64_t, h->facts.experts);
+    f->total = MZ_NEW(&f->arena, double, cells);
+    f->before = MZ_NEW(&f->arena, double, cells);
+    f->square = MZ_NEW(&f->arena, double, cells);
+    f->cross = MZ_NEW(&f->arena, double, cells);
+    f->pairs2 = MZ_NEW(&f->arena, double, layers);
+    f->rank_load = MZ_NEW(&f->arena, double, h->facts.ranks *cells);
+    f->changes = MZ_NEW(&f->arena, double, h->spans);
+    f->sum = MZ_NEW(&f->arena, double, 4 * h->spans * layers);
+    if (f->count && f->total && f->before && f->square && f->cross && f->pairs2 && f->rank_load &&
+        f->changes && f->sum)
+        return MZ_OK;
+    return mz_fail_nomem(err, "a history");
+}
+
+static mz_code read_history(mz_app *app, mz_trace *trace, history_fit *f, mz_err *err) {
+    const mz_trace_call *calls;
+    int64_t count = mz_trace_calls(trace, &calls);
+    mz_progress progress = mz_progress_start(&app->log, "reading", "calls", count);
+    mz_code code = MZ_OK;
+    for (int64_t i = 0; i < count && !code; i++) {
+        memset(f->count, 0, (size_t)f->h->facts.experts * sizeof *f->count);
+        code = mz_trace_add_counts(trace, i, f->count, err);
+        if (code)
+            break;
+        take_call(f, &calls[i]);
+        if (i + 1 == count || calls[i + 1].step != calls[i].step)
+            take_step(f);
+        mz_progress_update(&progress, i);
+        if (app->stop && *app->stop)
+            code = mz_fail(err, MZ_EABORTED, "interrupted");
+    }
+    mz_progress_end(&progress);
+    return code;
+}
+
+mz_code mz_history_fit(mz_app *app, mz_trace *trace, mz_synth_history *h, mz_err *err) {
+    const mz_trace_call *calls;
+    const mz_trace_facts *facts = mz_trace_facts_of(trace);
+    int64_t count = mz_trace_calls(trace, &calls), steps = 0, batches = 0, pairs = 0, tokens = 0;
+    history_fit f = {.h = h};
+    for (int64_t i = 0; i < count; i++) {
+        bool step = i == 0 || calls[i].step != calls[i - 1].step;
+        steps += step;
+        batches += step || calls[i].micro_batch != calls[i - 1].micro_batch;
+        pairs += calls[i].pairs;
+        tokens += calls[i].tokens;
+    }
+    *h = (mz_synth_history){0};
+    if (facts->step_meaning == MZ_STEP_NONE || pairs == 0)
+        return mz_fail(err, MZ_EINPUT, "%s: counts without steps cannot be fitted",
+                       mz_trace_path(trace));
+    mz_code code = mz_history_make(facts, steps, h, err);
+    if (code)
+        return code;
+    h->first_step = calls[0].step;
+    h->pairs = pairs / count;
+    h->tokens = tokens / count;
+    h->micro_batches = (batches + steps / 2) / steps;
+    code = make_fit(&f, err);
+    if (!code)
+        code = read_history(app, trace, &f, err);
+    for (int32_t span = 0; span < h->spans && !code; span++)
+        finish_span(&f, span);
+    mz_arena_free(&f.arena);
+    if (code)
+        mz_history_free(h);
+    return code;
+}
+
+/* ---- drawing --------------------------------------------------------------------------------- */
+
+/* GSL's distributions fed by our counter-based streams. */
+static unsigned long rng_get(void *state) {
+    return mz_rng_u32(((mz_rng *)state));
+}
+
+static double rng_uniform(void *state) {
+    return mz_rng_uniform(((mz_rng *)state));
+}
+
+static void rng_set(void *state, unsigned long seed) {
+    *(mz_rng *)state = mz_rng_make(seed, 0);
+}
+
+static const gsl_rng_type philox = {"philox4x32-10", 0xffffffffUL, 0,          sizeof(mz_rng),
+                                    rng_set,         rng_get,      rng_uniform};
+
+typedef struct history_job {
+    mz_app *app;
+    const mz_synth_history *h;
+    mz_trace_writer *writer;
+    mz_model_options options;
+    gsl_rng *rng;
+    double *step, *rank, *batch; /* [layers][E] of the step; [ranks][layers][E]; [E] */
+    unsigned *drawn;             /* [E] */
+    int64_t *count;              /* [E] */
+    int64_t pairs, tokens;       /* of a call */
+} history_job;
+
+static void restart(history_job *job, int64_t a, int64_t b, int64_t c, int64_t d) {
+    uint64_t stream = mz_rng_stream((uint64_t)a, (uint64_t)b, (uint64_t)c, (uint64_t)d);
+    *(mz_rng *)gsl_rng_state(job->rng) = mz_rng_make(job->options.seed, stream);
+}
+
+/* Shares around p whose scatter has correlation rho within the draw. */
+static void dirichlet(history_job *job, const double *p, double rho, double *out) {
+    int32_t experts = job->h->facts.experts;
+    double sum = 0;
+    for (int32_t e = 0; e < experts && rho > 1e-9; e++) {
+        out[e] = p[e] > 0 ? gsl_ran_gamma(job->rng, fmax(p[e] * (1 / rho - 1), 1e-6), 1) : 0;
+        sum += out[e];
+    }
+    for (int32_t e = 0; e < experts; e++)
+        out[e] = sum > 0 ? out[e] / sum : p[e];
+}
+
+/* Standard deviation of the noise of a share that explains its changes: the mean size of the
+ * difference of two normal values is 2 sigma / sqrt(pi). */
+static double noise_of(const history_job *job, int32_t span, int32_t layer, int64_t e) {
+    const mz_synth_history *h = job->h;
+    int64_t row = (int64_t)span * h->facts.layers + layer, at = row * h->facts.experts + e;
+    double p = h->share[at], sigma = h->change[at] * 0.886226925452758;
+    double n = (double)h->pairs, batches = (double)h->micro_batches;
+    double scatter =
+        1 + (n - 1) * (h->micro_batch[row] + h->rank[row]) + (batches - 1) * n * h->rank[row];
+    double sampled = p * (1 - p) * scatter / (n * batches * h->facts.ranks);
+    return sqrt(fmax(sigma * sigma - sampled, 0));
+}
+
+static void step_shares(history_job *job, int64_t step, int32_t layer) {
+    const mz_synth_history *h = job->h;
+    int64_t experts = h->facts.experts, cells = h->facts.layers * experts;
+    int32_t span = span_of(h, step), other = span;
+    double middle = 0.5 * (double)(h->first[span] + h->first[span + 1] - 1), weight = 0, sum = 0;
+    if ((double)step > middle && span + 1 < h->spans)
+        other = span + 1;
+    if ((double)step < middle && span > 0)
+        other = span - 1;
+    if (other != span) {
+        double far = 0.5 * (double)(h->first[other] + h->first[other + 1] - 1);
+        weight = ((double)step - middle) / (far - middle);
+    }
+    restart(job, 1, step, layer, 0);
+    double *share = job->step + layer * experts;
+    for (int64_t e = 0; e < experts; e++) {
+        int64_t at = layer * experts + e;
+        double mean =
+            (1 - weight) * h->share[span * cells + at] + weight * h->share[other * cells + at];
+        share[e] = mean + gsl_ran_gaussian(job->rng, noise_of(job, span, layer, e));
+        share[e] = share[e] > 0.02 * mean ? share[e] : 0.02 * mean;
+        sum += share[e];
+    }
+    for (int64_t e = 0; e < experts; e++)
+        share[e] /= sum;
+}
+
+static mz_code write_call(history_job *job, int64_t step, int32_t batch, int32_t layer,
+                          int32_t rank, mz_err *err) {
+    const mz_synth_history *h = job->h;
+    int64_t experts = h->facts.experts;
+    int64_t row = (int64_t)span_of(h, step) * h->facts.layers + layer;
+    const double *around = job->rank + (rank * h->facts.layers + layer) * experts;
+    restart(job, 3, step * job->options.micro_batches + batch, layer, rank);
+    dirichlet(job, around, h->micro_batch[row], job->batch);
+    gsl_ran_multinomial(job->rng, (size_t)experts, (unsigned)job->pairs, job->batch, job->drawn);
+    for (int64_t e = 0; e < experts; e++)
+        job->count[e] = job->drawn[e];
+    int64_t source = (step * job->options.micro_batches + batch) * job->options.ranks + rank;
+    mz_trace_call_data call = {.step = h->first_step + step * h->facts.step_stride,
+                               .micro_batch = batch,
+                               .layer = layer,
+                               .rank = rank,
+                               .token_begin = source * job->tokens,
+                               .tokens = job->tokens,
+                               .pairs = job->pairs,
+                               .count = job->count};
+    return mz_trace_write_call(job->writer, &call, err);
+}
+
+static mz_code write_step(history_job *job, int64_t step, mz_err *err) {
+    const mz_synth_history *h = job->h;
+    int64_t experts = h->facts.experts;
+    mz_code code = MZ_OK;
+    for (int32_t l = 0; l < h->facts.layers; l++) {
+        double rho = h->rank[(int64_t)span_of(h, step) * h->facts.layers + l];
+        step_shares(job, step, l);
+        for (int32_t r = 0; r < job->options.ranks; r++) {
+            restart(job, 2, step, l, r);
+            dirichlet(job, job->step + l * experts, rho,
+                      job->rank + (r * h->facts.layers + l) * experts);
+        }
+    }
+    for (int32_t b = 0; b < job->options.micro_batches && !code; b++)
+        for (int32_t l = 0; l < h->facts.layers && !code; l++)
+            for (int32_t r = 0; r < job->options.ranks && !code; r++)
+                code = write_call(job, step, b, l, r, err);
+    return code;
+}
+
+static mz_code prepare(history_job *job, mz_trace_facts *facts, mz_err *err) {
+    const mz_synth_history *h = job->h;
+    mz_model_options *o = &job->options;
+    size_t cells = (size_t)h->facts.layers * (size_t)h->facts.experts;
+    *facts = h->facts;
+    o->ranks = o->ranks ? o->ranks : h->facts.ranks;
+    o->steps = o->steps ? o->steps : h->first[h->spans];
+    o->micro_batches = o->micro_batches ? o->micro_batches : h->micro_batches;
+    job->tokens = o->tokens ? o->tokens : h->tokens;
+    job->pairs = o->tokens ? o->tokens * (h->pairs / (h->tokens ? h->tokens : 1)) : h->pairs;
+    if (job->pairs > INT32_MAX)
+        return mz_fail(err, MZ_EINPUT, "--tokens: more than 2^31 pairs in a call of counts");
+    facts->kind = MZ_TRACE_COUNTS;
+    facts->ranks = (int32_t)o->ranks;
+    facts->has_weight = facts->has_sequences = facts->weights_normalized = false;
+    facts->has_grad_norm2 = facts->has_input_norm2 = facts->has_hidden_norm2 = false;
+    snprintf(facts->source, sizeof facts->source, "synthetic: history like %.120s, seed %llu",
+             h->facts.name, (unsigned long long)o->seed);
+    snprintf(facts->producer, sizeof facts->producer, "mizan %.64s", job->app->version);
+    job->rng = gsl_rng_alloc(&philox);
+    job->step = mz_calloc(cells, sizeof *job->step);
+    job->rank = mz_calloc(cells * (size_t)o->ranks, sizeof *job->rank);
+    job->batch = mz_calloc((size_t)h->facts.experts, sizeof *job->batch);
+    job->drawn = mz_calloc((size_t)h->facts.experts, sizeof *job->drawn);
+    job->count = mz_calloc((size_t)h->facts.experts, sizeof *job->count);
+    if (job->rng && job->step && job->rank && job->batch && job->drawn && job->count)
+        return MZ_OK;
+    return mz_fail_nomem(err, "a generator of counts");
+}
+
+mz_code mz_history_write(mz_app *app, const mz_synth_history *history,
+                         const mz_model_options *options, const char *path,
+                         const mz_trace_write_options *write, mz_err *err) {
+    history_job job = {.app = app, .h = history, .options = *options};
+    mz_trace_facts facts;
+    mz_code code = prepare(&job, &facts, err);
+    if (!code)
+        code = mz_trace_create(path, &facts, write, &job.writer, err);
+    if (!code) {
+        mz_progress progress =
+            mz_progress_start(&app->log, "generating", "steps", job.options.steps);
+        for (int64_t s = 0; s < job.options.steps && !code; s++) {
+            code = write_step(&job, s, err);
+            mz_progress_update(&progress, s);
+            if (!code && app->stop && *app->stop)
+                code = mz_fail(err, MZ_EABORTED, "interrupted; nothing was written");
+        }
+        mz_progress_end(&progress);
+    }
+    if (!code)
+        code = mz_trace_writer_close(&job.writer, err);
+    if (job.writer)
+        mz_trace_writer_abandon(&job.writer);
+    if (job.rng)
+        gsl_rng_free(job.rng);
+    free(job.step);
+    free(job.rank);
+    free(job.batch);
+    free(job.drawn);
+    free(job.count);
+    return code;
+}
