@@ -14,8 +14,7 @@
 #include "traces/schema.h"
 #include "traces/stats.h"
 #include "traces/synth.h"
-#include "traces/synth_history.h"
-#include "traces/synth_model.h"
+#include "traces/synth_profile.h"
 
 #include <string.h>
 
@@ -173,7 +172,7 @@ typedef struct synth_args {
     const char *load, *like, *shuffle, *name, *output;
     int64_t layers, experts, top_k, ranks, tokens, sequence, steps, micro_batches, seed, hidden;
     int64_t intermediate, deflate;
-    int kind;
+    int kind, profile;
     bool half, list, quiet, verbose;
 } synth_args;
 
@@ -182,8 +181,10 @@ static const mz_opt synth_table[] = {
     {"load", 0, MZ_OPT_STR, AT(load), "realistic", "NAME", "which load; --list describes them"},
     {"like", 0, MZ_OPT_STR, AT(like), NULL, "TRACE",
      "fit a model to this trace; --ranks, --tokens, --steps, --micro-batches as there unless given"},
+    {"profile", 0, MZ_OPT_ENUM, AT(profile), "none", "none|mixed|one-domain|collapse|balanced",
+     "from parameters: pairs of mixed text or one domain, counts of training"},
     {"shuffle", 0, MZ_OPT_STR, AT(shuffle), NULL, "LIST",
-     "with --like, take apart: sequences, layers or both"},
+     "with --like or a profile of pairs, take apart: sequences, layers or both"},
     {"list", 0, MZ_OPT_FLAG, AT(list), NULL, NULL, "describe the loads"},
     {"layers", 0, MZ_OPT_INT, AT(layers), "16", "L", "MoE layers", 1, MZ_LAYERS_MAX},
     {"experts", 0, MZ_OPT_INT, AT(experts), "64", "E", "routed experts per layer", 1,
@@ -284,6 +285,51 @@ static mz_code synth_like(mz_app *app, const synth_args *args, const bool *seen,
     return code;
 }
 
+static mz_code synth_profile(mz_app *app, const synth_args *args,
+                             const mz_trace_write_options *write, mz_err *err) {
+    mz_profile profile = (mz_profile)(args->profile - 1);
+    bool counts = profile == MZ_PROFILE_COLLAPSE || profile == MZ_PROFILE_BALANCED;
+    mz_synth_model model = {0};
+    mz_synth_history history = {0};
+    mz_model_options options = {.ranks = args->ranks,
+                                .steps = args->steps,
+                                .micro_batches = args->micro_batches,
+                                .tokens = args->tokens,
+                                .seed = (uint64_t)args->seed};
+    mz_trace_facts facts = {.phase = MZ_PHASE_TRAIN,
+                            .step_meaning = MZ_STEP_ITERATION,
+                            .layers = (int32_t)args->layers,
+                            .experts = (int32_t)args->experts,
+                            .top_k = (int32_t)args->top_k,
+                            .ranks = (int32_t)args->ranks,
+                            .hidden = args->hidden,
+                            .intermediate = args->intermediate,
+                            .step_stride = profile == MZ_PROFILE_COLLAPSE ? 10 : 1,
+                            .licence = "CC0-1.0",
+                            .router = "softmax",
+                            .has_weight = !counts,
+                            .weights_normalized = !counts};
+    snprintf(facts.name, sizeof facts.name, "%.100s",
+             args->name ? args->name : "synthetic-profile");
+    mz_code code = parse_shuffle(args->shuffle, &options.shuffle, err);
+    if (!code && args->top_k > args->experts)
+        code = mz_fail(err, MZ_EINPUT, "--top-k: %lld of %lld experts", (long long)args->top_k,
+                       (long long)args->experts);
+    if (!code && counts && args->shuffle)
+        code = mz_fail(err, MZ_EINPUT, "--shuffle: counts have no sequences to take apart");
+    if (!code && counts)
+        code = mz_profile_history(profile, &facts, args->steps, args->tokens, options.seed, &history,
+                                  err);
+    else if (!code)
+        code = mz_profile_model(profile, &facts, args->sequence, options.seed, &model, err);
+    if (!code)
+        code = counts ? mz_history_write(app, &history, &options, args->output, write, err)
+                      : mz_synth_model_write(app, &model, &options, args->output, write, err);
+    mz_history_free(&history);
+    mz_synth_model_free(&model);
+    return code;
+}
+
 static mz_code run_synth(mz_app *app, int argc, char **argv, mz_err *err) {
     synth_args args;
     int nargs;
@@ -314,8 +360,11 @@ static mz_code run_synth(mz_app *app, int argc, char **argv, mz_err *err) {
                                 .seed = (uint64_t)args.seed,
                                 .kind = args.kind ? MZ_TRACE_COUNTS : MZ_TRACE_PAIRS};
     mz_trace_write_options write = {.deflate = (int)args.deflate, .half_weights = args.half};
-    code = args.like ? synth_like(app, &args, seen, &write, err)
-                     : mz_synth_write(app, &options, args.output, &write, err);
+    if (args.like && args.profile)
+        return mz_fail(err, MZ_EINPUT, "--like and --profile: pass one of them");
+    code = args.like      ? synth_like(app, &args, seen, &write, err)
+           : args.profile ? synth_profile(app, &args, &write, err)
+                          : mz_synth_write(app, &options, args.output, &write, err);
     if (!code)
         mz_info(&app->log, "wrote %s", args.output);
     return code;

@@ -44,6 +44,26 @@ void mz_history_free(mz_synth_history *h) {
     *h = (mz_synth_history){0};
 }
 
+void mz_history_cap(double *share, int64_t experts, int64_t top_k) {
+    double most = top_k > 0 ? 1.0 / (double)top_k : 1;
+    for (int64_t round = 0; round < top_k && top_k < experts; round++) {
+        double cut = 0, open = 0;
+        for (int64_t e = 0; e < experts; e++) {
+            if (share[e] >= most) {
+                cut += share[e] - most;
+                share[e] = most;
+            } else {
+                open += share[e];
+            }
+        }
+        if (cut <= 0 || open <= 0)
+            return;
+        for (int64_t e = 0; e < experts; e++)
+            if (share[e] < most)
+                share[e] *= 1 + cut / open;
+    }
+}
+
 static int32_t span_of(const mz_synth_history *h, int64_t step) {
     int32_t span = 0;
     while (span + 1 < h->spans && h->first[span + 1] <= step)
@@ -272,6 +292,7 @@ static void dirichlet(history_job *job, const double *p, double rho, double *out
     }
     for (int32_t e = 0; e < experts; e++)
         out[e] = sum > 0 ? out[e] / sum : p[e];
+    mz_history_cap(out, experts, job->h->facts.top_k);
 }
 
 /* Standard deviation of the noise of a share that explains its changes: the mean size of the
@@ -312,6 +333,19 @@ static void step_shares(history_job *job, int64_t step, int32_t layer) {
     }
     for (int64_t e = 0; e < experts; e++)
         share[e] /= sum;
+    mz_history_cap(share, experts, h->facts.top_k);
+}
+
+/* No expert gets more pairs than there are tokens: what is over goes to the next ones with room. */
+static void limit_counts(const history_job *job) {
+    int64_t experts = job->h->facts.experts, over = 0;
+    for (int pass = 0; pass < 2; pass++)
+        for (int64_t e = 0; e < experts; e++) {
+            int64_t n = job->count[e] + over;
+            job->count[e] = n > job->tokens ? job->tokens : n;
+            over = n - job->count[e];
+        }
+    job->count[experts - 1] += over; /* more pairs than tokens x experts */
 }
 
 static mz_code write_call(history_job *job, int64_t step, int32_t batch, int32_t layer,
@@ -325,6 +359,7 @@ static mz_code write_call(history_job *job, int64_t step, int32_t batch, int32_t
     gsl_ran_multinomial(job->rng, (size_t)experts, (unsigned)job->pairs, job->batch, job->drawn);
     for (int64_t e = 0; e < experts; e++)
         job->count[e] = job->drawn[e];
+    limit_counts(job);
     int64_t source = (step * job->options.micro_batches + batch) * job->options.ranks + rank;
     mz_trace_call_data call = {.step = h->first_step + step * h->facts.step_stride,
                                .micro_batch = batch,

@@ -28,6 +28,10 @@ mz_code mz_history_make(const mz_trace_facts *facts, int64_t steps, mz_synth_his
                         mz_err *err);
 void mz_history_free(mz_synth_history *history);
 
+/* Cuts shares to at most 1 / top_k, which is all that one expert can get, and gives the rest to the
+ * others in proportion; as they are when top_k is 0 or E. */
+void mz_history_cap(double *share, int64_t experts, int64_t top_k);
+
 /* MZ_EINPUT: the trace has no steps. */
 mz_code mz_history_fit(mz_app *app, mz_trace *trace, mz_synth_history *history, mz_err *err);
 

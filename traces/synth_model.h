@@ -34,6 +34,7 @@ typedef struct mz_synth_model {
     float *link, *team; /* [layers][E][E] logarithms of P(b | a) / P(b); NULL: E too large */
     double *link_power, *team_power, *taste, *wander, *local, *keep; /* [layers] */
     double stay, recall;
+    int32_t domains;               /* profile p is of domain p mod domains; 0: unknown */
     int64_t tokens, micro_batches; /* of the trace that it was fitted to */
 } mz_synth_model;
 

@@ -102,8 +102,10 @@ static mz_code write_micro_batch(model_job *job, int64_t step, int32_t micro_bat
         }
     }
     for (int64_t i = 0; i < job->first[job->options.ranks] && !code; i++) {
+        int32_t domains = job->model->domains;
         mz_trace_sequence s = {job->token, job->plan[i].tokens,
-                               mz_model_profile(job->draw, job->plan[i].index)};
+                               domains ? mz_model_profile(job->draw, job->plan[i].index) % domains
+                                       : -1};
         code = mz_trace_write_sequence(job->writer, &s, err);
         job->token += s.tokens;
     }
@@ -132,7 +134,6 @@ static mz_code prepare(model_job *job, mz_err *err) {
              o->shuffle.sequences ? ", sequences shuffled" : "",
              o->shuffle.layers ? ", layers shuffled" : "", m->facts.name,
              (unsigned long long)o->seed);
-    snprintf(job->facts.licence, sizeof job->facts.licence, "as the trace it was fitted to");
     snprintf(job->facts.producer, sizeof job->facts.producer, "mizan %.64s", job->app->version);
     job->first = mz_calloc((size_t)o->ranks + 1, sizeof *job->first);
     if (!job->first)
