@@ -1,4 +1,5 @@
-"""The Python package: reading, writing, merging, and recording a small router without Hugging Face.
+"""The Python package: reading, writing, merging, and recording a small router without Hugging
+Face.
 
 Runs with python3 -m unittest. MIZAN names the program whose `trace check` judges what is written.
 """
@@ -47,13 +48,17 @@ class Writing(InFolder):
     def write(self, path, rank=0, ranks=1, steps=3, seed=1, **options):
         """Random calls; returns them by (step, micro-batch, layer, rank)."""
         rng, data, token = np.random.default_rng(seed), {}, 0
-        writer = mizan.Writer(path, dict(FACTS, ranks=ranks), weights=True, sequences=True, **options)
+        writer = mizan.Writer(
+            path, dict(FACTS, ranks=ranks), weights=True, sequences=True, **options
+        )
         for step in range(steps):
             for micro_batch in range(2):
                 tokens = int(rng.integers(0, 9))
                 for layer in range(2):
                     ids, weights = draw(rng, tokens)
-                    writer.call(step * 5, micro_batch, layer, rank, token, tokens, ids=ids, weights=weights)
+                    writer.call(
+                        step * 5, micro_batch, layer, rank, token, tokens, ids=ids, weights=weights
+                    )
                     data[step * 5, micro_batch, layer, rank] = ids, weights
                 if tokens > 1:
                     writer.sequence(token + 1, tokens - 1, step)
@@ -95,12 +100,16 @@ class Writing(InFolder):
             self.assertEqual(a.read(), b.read())
         with h5py.File(self.path) as file:
             plist = file["pairs/weight"].id.get_create_plist()
-            self.assertEqual([plist.get_filter(i)[0] for i in range(plist.get_nfilters())], [2, 1, 3])
+            self.assertEqual(
+                [plist.get_filter(i)[0] for i in range(plist.get_nfilters())], [2, 1, 3]
+            )
 
     def test_variable_top_k_and_counts(self):
         rng = np.random.default_rng(3)
         each = [2, 0, 3]
-        writer = mizan.Writer(self.path, {"layers": 1, "experts": 300, "top_k": 0, "phase": "prefill"})
+        writer = mizan.Writer(
+            self.path, {"layers": 1, "experts": 300, "top_k": 0, "phase": "prefill"}
+        )
         writer.call(0, 0, 0, 0, 0, 3, ids=[4, 299, 1, 2, 3], token_pairs=each)
         writer.close()
         check(self, self.path)
@@ -155,7 +164,11 @@ class Writing(InFolder):
             self.assertEqual(keys, sorted(data))
             self.assertEqual(len(trace.steps), 3)
             # The k-th sequence of a part covers all but the first token of its call.
-            lengths = [len(data[key][0]) - 1 for key in sorted(data) if key[2] == 0 and len(data[key][0]) > 1]
+            lengths = [
+                len(data[key][0]) - 1
+                for key in sorted(data)
+                if key[2] == 0 and len(data[key][0]) > 1
+            ]
             self.assertEqual(trace.sequences["tokens"].tolist(), lengths)
         with self.assertRaisesRegex(ValueError, "rank 1 is in"):
             mizan.merge([parts[1], parts[1]], self.path)
@@ -193,13 +206,14 @@ class Writing(InFolder):
 
 
 KILLED = """
-import os, sys, time
+import sys
 sys.path.insert(0, {package!r})
 import mizan
 writer = mizan.Writer({path!r}, {facts!r})
 for step in range(1000000):
     for layer in range(2):
-        writer.call(step, 0, layer, 0, step * 3, 3, ids=[[0, 1], [2, 3], [step % 8, (step + 1) % 8]])
+        ids = [[0, 1], [2, 3], [step % 8, (step + 1) % 8]]
+        writer.call(step, 0, layer, 0, step * 3, 3, ids=ids)
         if layer == 0 and step % 3 == 2:
             writer.flush()
     print(step, flush=True)
@@ -208,8 +222,12 @@ for step in range(1000000):
 
 class Killed(InFolder):
     def test_a_killed_writer_leaves_what_it_flushed(self):
-        script = KILLED.format(package=os.path.join(ROOT, "traces", "python"), path=self.path, facts=FACTS)
-        with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as writer:
+        script = KILLED.format(
+            package=os.path.join(ROOT, "traces", "python"), path=self.path, facts=FACTS
+        )
+        with subprocess.Popen(
+            [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True
+        ) as writer:
             for line in writer.stdout:
                 if int(line) >= 40:
                     break
@@ -230,8 +248,30 @@ class Killed(InFolder):
 class Programs(InFolder):
     def test_a_trace_of_the_program_reads_the_same(self):
         subprocess.run(
-            [PROGRAM, "trace", "synth", "-q", "--layers", "2", "--experts", "8", "--top-k", "2", "--ranks", "2",
-             "--tokens", "16", "--sequence", "8", "--steps", "2", "-o", self.path], check=True)
+            [
+                PROGRAM,
+                "trace",
+                "synth",
+                "-q",
+                "--layers",
+                "2",
+                "--experts",
+                "8",
+                "--top-k",
+                "2",
+                "--ranks",
+                "2",
+                "--tokens",
+                "16",
+                "--sequence",
+                "8",
+                "--steps",
+                "2",
+                "-o",
+                self.path,
+            ],
+            check=True,
+        )
         with mizan.open(self.path) as trace, h5py.File(self.path) as file:
             self.assertEqual([len(step) for step in trace], [4, 4])
             ids = np.concatenate([call.ids.ravel() for step in trace for call in step])

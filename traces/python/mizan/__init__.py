@@ -1,7 +1,7 @@
 """Reads, writes and records Mizan traces: which experts a mixture-of-experts model chose.
 
-The format is specified in FORMAT.md beside this package's sources. Reading and writing need h5py and
-numpy; recording needs PyTorch, which is imported when a recorder starts.
+The format is specified in FORMAT.md beside this package's sources. Reading and writing need h5py
+and numpy; recording needs PyTorch, which is imported when a recorder starts.
 """
 
 from .merging import merge

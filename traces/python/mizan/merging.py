@@ -11,8 +11,8 @@ _SAME = ("layers", "experts", "top_k", "kind", "phase", "step", "ranks")
 def merge(parts, path, *, deflate=4):
     """Merges the parts that ranks wrote into one trace at PATH.
 
-    Each rank stands in one part only. Where a part was cut off by a kill, the steps that it does not
-    have are left out, with a warning. Memory: the tables of all parts and one step of data.
+    Each rank stands in one part only. Where a part was cut off by a kill, the steps that it does
+    not have are left out, with a warning. Memory: the tables of all parts and one step of data.
     """
     traces = []
     try:
@@ -32,7 +32,8 @@ def _check(traces):
         for name in _SAME:
             if trace.facts[name] != first.facts[name]:
                 raise ValueError(
-                    f"{trace.path}: {name} is {trace.facts[name]}, but {first.facts[name]} in {first.path}"
+                    f"{trace.path}: {name} is {trace.facts[name]}, but "
+                    f"{first.facts[name]} in {first.path}"
                 )
         if set(trace._data) != set(first._data):
             raise ValueError(f"{trace.path}: records other datasets than {first.path}")
@@ -47,7 +48,9 @@ def _last_step(traces):
     last = {trace: int(trace.calls["step"][-1]) if len(trace.calls) else -1 for trace in traces}
     cut = [last[trace] for trace in traces if not trace.complete]
     if cut and min(cut) < max(last.values()):
-        warnings.warn(f"steps after {min(cut)} are left out: a part was cut off there", stacklevel=3)
+        warnings.warn(
+            f"steps after {min(cut)} are left out: a part was cut off there", stacklevel=3
+        )
     return min(cut) if cut else max(last.values())
 
 
@@ -61,12 +64,19 @@ def _calls(traces, last):
 
 
 def _place(traces, calls):
-    """New first tokens of every (step, micro_batch, rank), numbered in that order, and their parts."""
+    """New first token, old one, tokens and part of every (step, micro_batch, rank), in order."""
     place, token = {}, 0
-    for step, micro_batch, rank, part, i in sorted({(k[0], k[1], k[3], k[4], k[5]) for k in calls}):
+    for step, micro_batch, rank, part, i in sorted(
+        {(k[0], k[1], k[3], k[4], k[5]) for k in calls}
+    ):
         if (step, micro_batch, rank) not in place:
             tokens = int(traces[part].calls["tokens"][i])
-            place[step, micro_batch, rank] = (token, int(traces[part].calls["token_begin"][i]), tokens, part)
+            place[step, micro_batch, rank] = (
+                token,
+                int(traces[part].calls["token_begin"][i]),
+                tokens,
+                part,
+            )
             token += tokens
     return place
 
@@ -88,9 +98,14 @@ def _write(traces, path, deflate):
     calls = _calls(traces, _last_step(traces))
     place = _place(traces, calls)
     writer = Writer(
-        path, first.facts, weights=has("pairs/weight"), hidden_norms=has("pairs/hidden_norm2"),
-        gradient_norms=has("rows/grad_norm2"), input_norms=has("rows/input_norm2"),
-        sequences=has("sequences/tokens"), deflate=deflate,
+        path,
+        first.facts,
+        weights=has("pairs/weight"),
+        hidden_norms=has("pairs/hidden_norm2"),
+        gradient_norms=has("rows/grad_norm2"),
+        input_norms=has("rows/input_norm2"),
+        sequences=has("sequences/tokens"),
+        deflate=deflate,
     )
     try:
         before = None
@@ -103,12 +118,23 @@ def _write(traces, path, deflate):
                 {"counts": call.counts()}
                 if has("counts")
                 else {
-                    "ids": call.ids, "weights": call.weights, "token_pairs": call.token_pairs,
-                    "hidden_norm2": call.hidden_norm2, "grad_norm2": call.grad_norm2,
+                    "ids": call.ids,
+                    "weights": call.weights,
+                    "token_pairs": call.token_pairs,
+                    "hidden_norm2": call.hidden_norm2,
+                    "grad_norm2": call.grad_norm2,
                     "input_norm2": call.input_norm2,
                 }
             )
-            writer.call(step, micro_batch, layer, rank, place[step, micro_batch, rank][0], call.tokens, **data)
+            writer.call(
+                step,
+                micro_batch,
+                layer,
+                rank,
+                place[step, micro_batch, rank][0],
+                call.tokens,
+                **data,
+            )
         for sequence in _sequences(traces, place):
             writer.sequence(*sequence)
         for row in _steps(traces, before):

@@ -1,4 +1,5 @@
-"""Reading traces with h5py: facts, calls and their arrays, finished or cut off by a killed writer."""
+"""Reading traces with h5py: facts, calls and their arrays, finished or cut off by a killed
+writer."""
 
 import os
 
@@ -22,7 +23,8 @@ class Call:
     """What one MoE layer did for the tokens of one rank in one micro-batch of one step.
 
     ``step``, ``micro_batch``, ``layer``, ``rank``, ``token_begin``, ``tokens`` and ``pairs`` are
-    integers; the arrays are read when they are asked for and are None where they were not recorded.
+    integers; the arrays are read when they are asked for and are None where they were not
+    recorded.
     """
 
     def __init__(self, trace, index):
@@ -47,7 +49,7 @@ class Call:
 
     @property
     def ids(self):
-        """Experts, [tokens, top_k]; one dimension, [pairs], where top_k varies (see token_pairs)."""
+        """Experts, [tokens, top_k]; [pairs] where top_k varies (see token_pairs)."""
         return self._pairs("pairs/expert")
 
     @property
@@ -152,7 +154,9 @@ class Trace:
         return table
 
     def _read_calls(self):
-        columns = {name: self._file["calls/" + name][:].astype("<i8") for name in schema.CALL_COLUMNS}
+        columns = {
+            name: self._file["calls/" + name][:].astype("<i8") for name in schema.CALL_COLUMNS
+        }
         lengths = {len(c) for c in columns.values()}
         if self.complete and len(lengths) > 1:
             raise TraceError(f"{self.path}: /calls: columns of different length")
@@ -169,7 +173,10 @@ class Trace:
 
     def _held(self, calls, name):
         """How many calls have all their data in this dataset."""
-        ends = {"pairs": calls["pair_begin"] + calls["pairs"], "rows": calls["row_begin"] + calls["tokens"]}
+        ends = {
+            "pairs": calls["pair_begin"] + calls["pairs"],
+            "rows": calls["row_begin"] + calls["tokens"],
+        }
         group = name.split("/")[0]
         if name in _PER_PAIR or name in _PER_ROW:
             return int(np.searchsorted(ends[group], len(self._data[name]), side="right"))
@@ -180,7 +187,9 @@ class Trace:
         if not len(calls):
             return calls
         last = calls[-1]
-        tail = calls[(calls["step"] == last["step"]) & (calls["micro_batch"] == last["micro_batch"])]
+        tail = calls[
+            (calls["step"] == last["step"]) & (calls["micro_batch"] == last["micro_batch"])
+        ]
         ranks = int((tail["layer"] == tail["layer"][0]).sum())
         end = int((tail["layer"] == self.facts["layers"] - 1).sum())
         return calls if end == ranks else calls[: len(calls) - len(tail)]
@@ -225,10 +234,14 @@ def _value(attribute):
 
 def _read_facts(file, path):
     if _value(file.attrs.get("format", "")) != "mizan-trace":
-        raise TraceError(f"{path}: not a Mizan trace: attribute 'format' of / is not 'mizan-trace'")
+        raise TraceError(
+            f"{path}: not a Mizan trace: attribute 'format' of / is not 'mizan-trace'"
+        )
     version = int(file.attrs.get("format_version", 0))
     if not 1 <= version <= schema.VERSION:
-        raise TraceError(f"{path}: format version {version}, but this reader knows 1 to {schema.VERSION}")
+        raise TraceError(
+            f"{path}: format version {version}, but this reader knows 1 to {schema.VERSION}"
+        )
     facts = {}
     for group, attributes in schema.FACTS.items():
         for name, (default, _) in attributes.items():

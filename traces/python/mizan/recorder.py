@@ -1,11 +1,13 @@
 """Recording the routing of a PyTorch mixture-of-experts model by hooks.
 
-Works on models whose MoE blocks hold a router named ``gate`` or ``router``, as those of Hugging Face do
-(Mixtral, OLMoE, Qwen2/3-MoE, DeepSeek V2/V3, GLM-4-MoE, GPT-OSS, Granite-MoE). What is recorded is what
-the router hands to the experts; where it returns logits alone, the block's own rule is applied to them.
+Works on models whose MoE blocks hold a router named ``gate`` or ``router``, as those of Hugging
+Face do (Mixtral, OLMoE, Qwen2/3-MoE, DeepSeek V2/V3, GLM-4-MoE, GPT-OSS, Granite-MoE). What is
+recorded is what the router hands to the experts; where it returns logits alone, the block's own
+rule is applied to them.
 """
 
 import os
+import time
 
 import numpy as np
 
@@ -14,32 +16,72 @@ from .writer import Writer
 _ROUTERS = ("gate", "router")
 
 
-def record(model, path, *, phase="train", gradient_norms=False, input_norms=False, rank=None, ranks=None,
-           drop_padding=False, first_step=0, facts=None, deflate=4):
+def record(
+    model,
+    path,
+    *,
+    phase="train",
+    gradient_norms=False,
+    input_norms=False,
+    rank=None,
+    ranks=None,
+    drop_padding=False,
+    first_step=0,
+    facts=None,
+    deflate=4,
+    flush_seconds=1.0,
+):
     """Records ``model`` into a trace while the ``with`` block runs; gives a ``Recorder``.
 
     phase           "train": each forward pass is a micro-batch, and ``rec.step()`` ends the step;
-                    "prefill" or "decode": each forward pass is a step, and those with one new token per
-                    sequence belong to decode, the others to prefill; the other phase is left out
+                    "prefill" or "decode": each forward pass is a step, and those with one new
+                    token per sequence belong to decode, the others to prefill; the other phase is
+                    left out
     gradient_norms  squared norms of the gradient of each MoE block's output (after ``backward``)
     input_norms     squared norms of each MoE block's input
-    rank, ranks     of this process; default: torch.distributed's, where it runs. With several ranks
-                    each writes PATH.rankN, to be joined with ``mizan.merge``
-    drop_padding    leave out the tokens that the attention mask hides; they are kept otherwise, outside
-                    every sequence, because the model routes them too
+    rank, ranks     of this process; default: torch.distributed's, where it runs. With several
+                    ranks each writes PATH.rankN, to be joined with ``mizan.merge``
+    drop_padding    leave out the tokens that the attention mask hides; they are kept otherwise,
+                    outside every sequence, because the model routes them too
     facts           attributes of the trace that replace what the model's config says
+    flush_seconds   steps are written to disk when the last time is this long ago; 0: every step.
+                    A kill costs what came since, and the unfinished step
     """
     return Recorder(
-        model, path, phase=phase, gradient_norms=gradient_norms, input_norms=input_norms, rank=rank,
-        ranks=ranks, drop_padding=drop_padding, first_step=first_step, facts=facts, deflate=deflate,
+        model,
+        path,
+        phase=phase,
+        gradient_norms=gradient_norms,
+        input_norms=input_norms,
+        rank=rank,
+        ranks=ranks,
+        drop_padding=drop_padding,
+        first_step=first_step,
+        facts=facts,
+        deflate=deflate,
+        flush_seconds=flush_seconds,
     )
 
 
 class Recorder:
-    """Hooks on a model's MoE blocks; see ``record``. ``path`` is the file that this process writes."""
+    """Hooks on a model's MoE blocks; see ``record``. This process writes the file ``path``."""
 
-    def __init__(self, model, path, *, phase="train", gradient_norms=False, input_norms=False, rank=None,
-                 ranks=None, drop_padding=False, first_step=0, facts=None, deflate=4):
+    def __init__(
+        self,
+        model,
+        path,
+        *,
+        phase="train",
+        gradient_norms=False,
+        input_norms=False,
+        rank=None,
+        ranks=None,
+        drop_padding=False,
+        first_step=0,
+        facts=None,
+        deflate=4,
+        flush_seconds=1.0,
+    ):
         import torch
 
         self._torch = torch
@@ -48,7 +90,8 @@ class Recorder:
         self._blocks = find_blocks(model)
         if not self._blocks:
             raise ValueError(
-                "no MoE block found: a block is a module with a router named 'gate' or 'router' and experts"
+                "no MoE block found: a block is a module with experts and a router named "
+                "'gate' or 'router'"
             )
         if gradient_norms and phase != "train":
             raise ValueError("gradient norms can be recorded in phase 'train' only")
@@ -62,8 +105,9 @@ class Recorder:
         self._current = None  # the one whose forward pass runs
         self._writer = None
         self._handles = []
+        self._flush_seconds, self._flushed = flush_seconds, time.monotonic()
 
-    # -- the with block ------------------------------------------------------------------------------
+    # -- the with block
 
     def __enter__(self):
         hook = self._handles.append
@@ -87,7 +131,7 @@ class Recorder:
             self._writer = None
 
     def step(self, loss=None, learning_rate=None, wall_time=None):
-        """Ends the step: writes what its forward passes routed, and flushes."""
+        """Ends the step: its forward passes go to the trace."""
         batches, self._pending = self._pending, []
         batches = [b.arrays(self._want_gradient, self._step, i) for i, b in enumerate(batches)]
         if self._writer is None and batches:
@@ -96,10 +140,12 @@ class Recorder:
             self._write(number, batch)
         if self._writer is not None:
             self._writer.step(self._step, loss, learning_rate, wall_time)
-            self._writer.flush()
+            if time.monotonic() - self._flushed >= self._flush_seconds:
+                self._writer.flush()
+                self._flushed = time.monotonic()
         self._step += 1
 
-    # -- hooks ---------------------------------------------------------------------------------------
+    # -- hooks
 
     def _begin(self, module, args, kwargs):
         if self._current is None:
@@ -131,8 +177,6 @@ class Recorder:
         return hook
 
     def _block_hook(self, layer):
-        torch = self._torch
-
         def norms(tensor):
             return tensor.detach().float().pow(2).sum(-1).reshape(-1)
 
@@ -149,26 +193,34 @@ class Recorder:
                 batch.hooked[layer] = True
                 output.register_hook(lambda grad: batch.gradients.__setitem__(layer, norms(grad)))
 
-        if not hasattr(torch.Tensor, "register_hook"):
-            raise RuntimeError("this PyTorch has no hooks on tensors")
         return hook
 
-    # -- writing -------------------------------------------------------------------------------------
+    # -- writing
 
     def _create(self, batch):
         facts = config_facts(self._model, self._blocks)
         sums = np.concatenate([w.sum(1) for w in batch.weights])
         facts.update(
-            layers=len(self._blocks), experts=batch.experts, top_k=batch.ids[0].shape[1], phase=self._phase,
-            kind="pairs", step="iteration" if self._phase == "train" else "forward", ranks=self._ranks,
+            layers=len(self._blocks),
+            experts=batch.experts,
+            top_k=batch.ids[0].shape[1],
+            phase=self._phase,
+            kind="pairs",
+            step="iteration" if self._phase == "train" else "forward",
+            ranks=self._ranks,
             source="recorded from a PyTorch model",
             # Half precision: a few roundings of 2^-8 at most.
             weights_normalized=int(bool(len(sums)) and bool((np.abs(sums - 1) < 0.02).all())),
         )
         facts.update(self._given)
         return Writer(
-            self.path, facts, weights=True, gradient_norms=self._want_gradient,
-            input_norms=self._want_input, sequences=self._phase != "decode", deflate=self._deflate,
+            self.path,
+            facts,
+            weights=True,
+            gradient_norms=self._want_gradient,
+            input_norms=self._want_input,
+            sequences=self._phase != "decode",
+            deflate=self._deflate,
         )
 
     def _write(self, number, batch):
@@ -180,8 +232,15 @@ class Recorder:
         tokens = len(cut(batch.ids[0]))
         for layer in range(len(self._blocks)):
             self._writer.call(
-                self._step, number, layer, self._rank, self._token, tokens, ids=cut(batch.ids[layer]),
-                weights=cut(batch.weights[layer]), grad_norm2=cut(batch.gradients[layer]),
+                self._step,
+                number,
+                layer,
+                self._rank,
+                self._token,
+                tokens,
+                ids=cut(batch.ids[layer]),
+                weights=cut(batch.weights[layer]),
+                grad_norm2=cut(batch.gradients[layer]),
                 input_norm2=cut(batch.inputs[layer]),
             )
         if self._phase != "decode":
@@ -191,7 +250,7 @@ class Recorder:
 
 
 class _Batch:
-    """What one forward pass routed, per layer; tensors stay on their device until the step ends."""
+    """What one forward pass routed, per layer; tensors stay on their device meanwhile."""
 
     def __init__(self, layers, shape, mask, positions):
         self.shape, self.mask, self.positions = shape, mask, positions
@@ -203,17 +262,19 @@ class _Batch:
         self.experts = 0
 
     def arrays(self, want_gradient, step, number):
-        """This batch with NumPy arrays; every layer must have been called once with the same tokens."""
+        """This batch with NumPy arrays; every layer must have been called with the same tokens."""
         where = f"step {step}, micro-batch {number}"
         for layer, ids in enumerate(self.ids):
             if ids is None:
                 raise ValueError(f"{where}: layer {layer} was not called")
             if len(ids) != len(self.ids[0]):
-                raise ValueError(f"{where}: layer {layer} has {len(ids)} tokens, layer 0 {len(self.ids[0])}")
+                raise ValueError(
+                    f"{where}: layer {layer} has {len(ids)} tokens, layer 0 {len(self.ids[0])}"
+                )
             if want_gradient and self.gradients[layer] is None:
                 raise ValueError(
-                    f"{where}: no gradient reached layer {layer}: call backward() before rec.step(), or "
-                    "record without gradient norms"
+                    f"{where}: no gradient reached layer {layer}: call backward() before "
+                    "rec.step(), or record without gradient norms"
                 )
         for name in "ids", "weights", "gradients", "inputs":
             values = getattr(self, name)
@@ -259,9 +320,17 @@ def _tokens_of(args, kwargs):
         ids = kwargs.get("inputs_embeds")
     shape = tuple(ids.shape[:2]) if ids is not None and ids.dim() >= 2 else None
     mask = kwargs.get("attention_mask")
-    mask = mask.detach().bool() if mask is not None and hasattr(mask, "dim") and mask.dim() == 2 else None
+    mask = (
+        mask.detach().bool()
+        if mask is not None and hasattr(mask, "dim") and mask.dim() == 2
+        else None
+    )
     positions = kwargs.get("position_ids")
-    return shape, mask, positions.detach() if positions is not None and positions.dim() == 2 else None
+    return (
+        shape,
+        mask,
+        positions.detach() if positions is not None and positions.dim() == 2 else None,
+    )
 
 
 def _place(torch, rank, ranks):
@@ -343,12 +412,17 @@ def config_facts(model, blocks):
 
     block, router = blocks[0]
     shared = first("n_shared_experts", "num_shared_experts")
-    sigmoid = hasattr(router, "e_score_correction_bias") or getattr(config, "scoring_func", "") == "sigmoid"
+    sigmoid = (
+        hasattr(router, "e_score_correction_bias")
+        or getattr(config, "scoring_func", "") == "sigmoid"
+    )
     return {
         "name": getattr(config, "_name_or_path", "") or getattr(config, "model_type", "unknown"),
         "router": "sigmoid" if sigmoid else "softmax",
         "model_layers": first("num_hidden_layers", "n_layer"),
         "hidden": first("hidden_size"),
-        "intermediate": first("moe_intermediate_size", "expert_ffn_hidden_size", "intermediate_size"),
+        "intermediate": first(
+            "moe_intermediate_size", "expert_ffn_hidden_size", "intermediate_size"
+        ),
         "shared_experts": shared or int(hasattr(block, "shared_expert")),
     }

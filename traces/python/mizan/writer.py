@@ -14,12 +14,23 @@ _BULK = ("pairs", "rows", "counts", "sequences", "steps")  # flushed before /cal
 class Writer:
     """Writes a trace to PATH.partial-PID and gives it its name at ``close``.
 
-    facts: at least layers, experts, top_k and phase; see ``mizan.schema.FACTS``. The keyword arguments
-    say which optional datasets there will be. Calls come in the order (step, micro_batch, layer, rank).
+    facts: at least layers, experts, top_k and phase; see ``mizan.schema.FACTS``. The keyword
+    arguments say which optional datasets there will be. Calls come in the order (step,
+    micro_batch, layer, rank).
     """
 
-    def __init__(self, path, facts, *, weights=False, hidden_norms=False, gradient_norms=False,
-                 input_norms=False, sequences=False, deflate=4):
+    def __init__(
+        self,
+        path,
+        facts,
+        *,
+        weights=False,
+        hidden_norms=False,
+        gradient_norms=False,
+        input_norms=False,
+        sequences=False,
+        deflate=4,
+    ):
         self.path = os.path.realpath(os.fspath(path))
         self.partial = f"{self.path}.partial-{os.getpid()}"
         self.facts = _complete(facts)
@@ -92,12 +103,29 @@ class Writer:
         if len(values):
             self._waiting[name].append(values)
 
-    def call(self, step, micro_batch, layer, rank, token_begin, tokens, *, ids=None, weights=None,
-             token_pairs=None, hidden_norm2=None, grad_norm2=None, input_norm2=None, counts=None):
+    def call(
+        self,
+        step,
+        micro_batch,
+        layer,
+        rank,
+        token_begin,
+        tokens,
+        *,
+        ids=None,
+        weights=None,
+        token_pairs=None,
+        hidden_norm2=None,
+        grad_norm2=None,
+        input_norm2=None,
+        counts=None,
+    ):
         """Adds one call. ids [tokens, top_k] (or [pairs] and token_pairs), or counts [experts]."""
         key = (int(step), int(micro_batch), int(layer), int(rank))
         if self._last is not None and key <= self._last:
-            raise ValueError(f"call {key} does not follow {self._last} in (step, micro_batch, layer, rank)")
+            raise ValueError(
+                f"call {key} does not follow {self._last} in (step, micro_batch, layer, rank)"
+            )
         if counts is None:
             pairs = np.asarray(ids).size
             self._check(key, int(tokens), ids, weights, token_pairs)
@@ -105,8 +133,12 @@ class Writer:
             pairs = int(np.sum(counts))
             self._put("counts", np.asarray(counts)[None])
         given = {
-            "pairs/expert": ids, "pairs/weight": weights, "pairs/hidden_norm2": hidden_norm2,
-            "rows/pairs": token_pairs, "rows/grad_norm2": grad_norm2, "rows/input_norm2": input_norm2,
+            "pairs/expert": ids,
+            "pairs/weight": weights,
+            "pairs/hidden_norm2": hidden_norm2,
+            "rows/pairs": token_pairs,
+            "rows/grad_norm2": grad_norm2,
+            "rows/input_norm2": input_norm2,
         }
         for name, values in given.items():
             if name not in self._waiting:
@@ -117,7 +149,9 @@ class Writer:
             if len(values) != (pairs if name.startswith("pairs/") else tokens):
                 raise ValueError(f"call {key}: {name} has {len(values)} values")
             if values.dtype.kind == "f" and not (np.isfinite(values) & (values >= 0)).all():
-                raise ValueError(f"call {key}: {name} holds a value that is not finite and at least 0")
+                raise ValueError(
+                    f"call {key}: {name} holds a value that is not finite and at least 0"
+                )
             self._put(name, values)
         for name, value in zip(schema.CALL_COLUMNS, (*key, token_begin, tokens, pairs)):
             self._put("calls/" + name, [value])
@@ -126,7 +160,9 @@ class Writer:
     def _check(self, key, tokens, ids, weights, token_pairs):
         ids, top_k = np.asarray(ids), self.facts["top_k"]
         if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < self.facts["experts"]:
-            raise ValueError(f"call {key}: an expert is not within 0 to {self.facts['experts'] - 1}")
+            raise ValueError(
+                f"call {key}: an expert is not within 0 to {self.facts['experts'] - 1}"
+            )
         wanted = tokens * top_k if top_k else int(np.sum(token_pairs))
         if ids.size != wanted:
             raise ValueError(f"call {key}: {ids.size} pairs, not {wanted}")
