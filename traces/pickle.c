@@ -14,6 +14,7 @@ typedef enum global_code {
     NP_RECONSTRUCT,
     NP_ARRAY,
     NP_DTYPE,
+    NP_SCALAR,
     ENCODE,
     /* made on the way: */
     STORAGE,
@@ -42,6 +43,8 @@ static const global globals[] = {
     {"collections", "OrderedDict", ORDERED_DICT, 0, 0},
     {"numpy.core.multiarray", "_reconstruct", NP_RECONSTRUCT, 0, 0},
     {"numpy._core.multiarray", "_reconstruct", NP_RECONSTRUCT, 0, 0},
+    {"numpy.core.multiarray", "scalar", NP_SCALAR, 0, 0},
+    {"numpy._core.multiarray", "scalar", NP_SCALAR, 0, 0},
     {"numpy", "ndarray", NP_ARRAY, 0, 0},
     {"numpy", "dtype", NP_DTYPE, 0, 0},
     {"_codecs", "encode", ENCODE, 0, 0},
@@ -305,7 +308,9 @@ static mz_code rebuild_tensor(machine *m, const mz_value *args, mz_value *value)
     tensor.shape.dims = (int)args->item[2]->count;
     tensor.shape.kind = held->kind;
     tensor.shape.size = held->size;
-    if (!mz_tensor_contiguous(&tensor) || first > held->elements)
+    /* An expanded view may stand for any number of elements: it would break bounds on memory. */
+    if (!mz_tensor_contiguous(&tensor) || first > held->elements ||
+        tensor.shape.elements > held->elements)
         return bad(m, "a tensor larger than its storage");
     memcpy(tensor.stride, stride, sizeof stride);
     tensor.offset = held->offset + first * held->size;
@@ -343,6 +348,18 @@ static mz_code make_dtype(machine *m, const mz_value *args, mz_value *value) {
     value->count = DTYPE;
     value->other = type;
     return MZ_OK;
+}
+
+/* numpy.core.multiarray.scalar(dtype, bytes): an array without axes. */
+static mz_code make_scalar(machine *m, const mz_value *args, mz_value *value) {
+    if (args->count != 2 || !is_code(args->item[0], DTYPE) || args->item[1]->type != MZ_VALUE_BYTES)
+        return bad(m, "a NumPy scalar that is not built as usual");
+    const storage *type = args->item[0]->other;
+    mz_tensor tensor = {.shape = {.kind = type->kind, .size = type->size},
+                        .data = (const unsigned char *)args->item[1]->text,
+                        .data_bytes = args->item[1]->count};
+    mz_tensor_contiguous(&tensor);
+    return become_tensor(m, value, &tensor, "a NumPy scalar");
 }
 
 /* _codecs.encode(text, "latin1"): how protocol 2 writes bytes. */
@@ -393,6 +410,8 @@ static mz_code reduce(machine *m) {
                    : bad(m, "a NumPy array of another class");
     case NP_DTYPE:
         return make_dtype(m, args, value);
+    case NP_SCALAR:
+        return make_scalar(m, args, value);
     case ENCODE:
         return encode(m, args, value);
     default:

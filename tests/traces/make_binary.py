@@ -289,6 +289,7 @@ def torch_bad(run, name, root, options, bad):
             (Tensor(np.zeros(4, np.int32), size=(5,), stride=(1,)), "larger than its storage"),
             (Tensor(np.zeros(4, np.int32), size=(2, 2), stride=(3, 1)), "larger than its storage"),
             (Tensor(np.zeros(4, np.int32), offset=1), "larger than its storage"),
+            (Tensor(np.zeros(4, np.int32), size=(4, 2), stride=(1, 0)), "larger than its storage"),
             (Tensor(np.zeros(4, np.int32), size=(1 << 62,), stride=(0,)), "larger than its storage"),
             (Tensor(np.zeros(4, np.int32), size=(1,) * 9, stride=(1,) * 9), "8 dimensions")]:
         torch_save(name, bad(stranger))
@@ -514,7 +515,7 @@ def slime(run):
     for n in (7, 1, 12):
         ids, data = zero_dense(rng, n, layers, [0, 3], experts, k)
         kept.append(data)
-        samples.append({"index": n, "prompt": "text", "tokens": list(range(n + 1)), "reward": 0.5,
+        samples.append({"index": n, "prompt": "text", "tokens": list(range(n + 1)), "reward": np.float32(0.5), "n": np.int64(7),
                         "rollout_routed_experts": ids if n == 7 else Tensor(ids), "metadata": {"a": [1, None]}})
     samples.insert(1, {"tokens": [1, 2], "rollout_routed_experts": None})
     one_block(expect, kept)
