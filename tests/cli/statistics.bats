@@ -1,0 +1,80 @@
+#!/usr/bin/env bats
+# mizan trace info's statistics, compare, and synth --like and --profile.
+
+load common
+
+setup() { enter_tmpdir; }
+
+make() {
+    "$mizan" trace synth -q --profile mixed --layers 2 --experts 8 --top-k 2 --ranks 2 --tokens 600 --steps 1 \
+        --sequence 100 "$@"
+}
+
+@test "info prints statistics, --loads-only does not" {
+    make -o a.h5
+    run "$mizan" trace info --summary a.h5
+    [ "$status" -eq 0 ]
+    [[ "$output" == *"mutual information, bits"* ]]
+    run "$mizan" trace info --summary --loads-only a.h5
+    [[ "$output" != *"mutual information"* ]]
+    run "$mizan" trace info --json a.h5
+    [[ "$output" == *'"reuse_lag_1": {'* ]]
+    [[ "$output" == *'"scatter_rank"'* ]]
+}
+
+@test "the same seed gives the same bytes, another seed others" {
+    make --seed 3 -o a.h5
+    make --seed 3 -o b.h5
+    make --seed 4 -o c.h5
+    cmp a.h5 b.h5
+    run cmp a.h5 c.h5
+    [ "$status" -eq 1 ]
+    run "$mizan" trace check a.h5
+    [ "$status" -eq 0 ]
+}
+
+@test "compare: a trace is like itself, --strict fails on differences" {
+    make -o a.h5
+    run "$mizan" trace compare --strict a.h5 a.h5
+    [ "$status" -eq 0 ]
+    "$mizan" trace synth -q --profile balanced --layers 2 --experts 8 --top-k 2 --ranks 2 --steps 3 -o b.h5
+    run "$mizan" trace compare a.h5 b.h5
+    [ "$status" -eq 0 ]
+    [[ "$output" == *"differ by more than their tolerance"* ]]
+    run "$mizan" trace compare --strict a.h5 b.h5
+    [ "$status" -eq 1 ]
+    run "$mizan" trace compare --json a.h5 b.h5
+    [[ "$output" == *'"mizan-trace-compare/1"'* ]]
+}
+
+@test "synth --like: as many tokens and ranks as told, sound, shuffled on demand" {
+    make -o a.h5
+    run "$mizan" trace synth -q --like a.h5 --ranks 3 --tokens 300 --steps 2 -o b.h5
+    [ "$status" -eq 0 ]
+    run "$mizan" trace check b.h5
+    [ "$status" -eq 0 ]
+    run "$mizan" trace info --json --loads-only b.h5
+    [[ "$output" == *'"ranks": 3'* ]]
+    [[ "$output" == *'"steps": 2'* ]]
+    run "$mizan" trace synth -q --like a.h5 --shuffle sequences,layers -o c.h5
+    [ "$status" -eq 0 ]
+    "$mizan" trace synth -q --profile collapse --layers 2 --experts 8 --top-k 2 --ranks 2 --steps 30 -o d.h5
+    "$mizan" trace synth -q --like d.h5 -o e.h5
+    run "$mizan" trace check e.h5
+    [ "$status" -eq 0 ]
+}
+
+@test "synth --like: what cannot be fitted is told in one line" {
+    make -o a.h5
+    run "$mizan" trace synth --like a.h5 --shuffle words -o b.h5
+    [ "$status" -eq 2 ]
+    [[ "$output" == *"neither sequences nor layers"* ]]
+    run "$mizan" trace synth --like none.h5 -o b.h5
+    [ "$status" -eq 2 ]
+    run "$mizan" trace synth --like a.h5 --profile mixed -o b.h5
+    [ "$status" -eq 2 ]
+    "$mizan" trace synth -q --profile collapse --layers 2 --experts 8 --top-k 2 --ranks 2 --steps 3 -o d.h5
+    run "$mizan" trace synth --like d.h5 --shuffle layers -o b.h5
+    [ "$status" -eq 2 ]
+    [ ! -e b.h5 ]
+}
