@@ -300,6 +300,10 @@ note() { "$python" -c 'import h5py, sys; print(h5py.File("t.h5")["run"].attrs["i
     bad "no whole rows of 5 layers x top-3 x 4 bytes" answers.json --experts 300 --phase decode --layers 5 --top-k 3
     bad "is not from 0 to 99" answers.json --experts 100 --phase decode --layers 4 --top-k 3
     bad "14 rows for 8 tokens" answers.json $ok --id-bytes 2
+    make routed_sglang meta_info 213 # ids whose base64 has all characters
+    grep -q '[+]' answers.json
+    grep -q / answers.json
+    takes routed-json answers.json --experts 65000 --phase decode --layers 4 --top-k 3
     make routed_sglang sgl_ext
     takes routed-json answers.json $ok
     "$python" -c 'import h5py; assert h5py.File("t.h5")["model"].attrs["name"] == b"m"'
@@ -385,10 +389,10 @@ note() { "$python" -c 'import h5py, sys; print(h5py.File("t.h5")["run"].attrs["i
     make csv prob
     bad "pass --top-k" table.csv
     bad "prob holds shares; the number of tokens they are of is not in the file: pass --tokens" table.csv --top-k 2
-    takes counts-csv table.csv --top-k 2 --tokens 50
-    [[ $stderr == *"counts are shares of 50 tokens"* ]]
-    [[ $(note) == "layers=1-2; column=prob; counts=shares of 50 tokens" ]]
-    ok="--top-k 2 --tokens 50"
+    takes counts-csv table.csv --top-k 2 --tokens 53
+    [[ $stderr == *"counts are shares of 53 tokens"* ]]
+    [[ $(note) == "layers=1-2; column=prob; counts=shares of 53 tokens" ]]
+    ok="--top-k 2 --tokens 53"
     sed '3s/,[0-9.]*$/,0.9/' table.csv >a.csv
     bad "step 10, layer 1: shares sum to" a.csv $ok
     sed '3s/,[0-9.]*$/,much/' table.csv >b.csv

@@ -252,9 +252,9 @@ def with_dense(ids):
     return np.concatenate([np.zeros_like(ids[:, :1]), ids], 1)
 
 
-def routed_sglang(form="meta_info"):
+def routed_sglang(form="meta_info", spread="1"):
     """Answers of 7, 1 and 5 rows over 4 layers, the first dense, and a filler row in the last one."""
-    parts, answers = [draw(n, 3, 300, 3) for n in (7, 1, 5)], []
+    parts, answers = [draw(n, 3, 300, 3) * int(spread) for n in (7, 1, 5)], []
     for i, ids in enumerate(parts):
         rows = with_dense(ids)
         if i == 2:
@@ -320,8 +320,10 @@ def largest_remainders(share, total):
 
 
 def csv(dialect):
-    """Steps 10 and 20 (two epochs where there are some), layers 1 and 2, 6 experts, top-2 of 50 tokens."""
+    """Steps 10 and 20 (two epochs where there are some), layers 1 and 2, 6 experts, top-2 of 50
+    tokens; shares are told to be of 53."""
     tokens, held = 50, {}
+    told = 53 if dialect in ("prob", "distr") else tokens
     epochs = (0, 1) if dialect == "epochs" else (0,)
     head = dict(prob="step,layer,expert,prob", epochs="epoch,step,layer,expert,count",
                 domains="model,kind,domain,layer,expert,count",
@@ -334,7 +336,7 @@ def csv(dialect):
                 share = (load / load.sum()).round(4)
                 step_of = dict(prob=step, distr=step, epochs=epoch * 21 + step, domains=0)[dialect]
                 key = step_of, place if dialect == "domains" else 0, layer - 1, 0
-                held[key] = load if dialect in ("epochs", "domains") else largest_remainders(share, 2 * tokens)
+                held[key] = load if dialect in ("epochs", "domains") else largest_remainders(share, 2 * told)
                 for e in range(6):
                     rows.append(dict(prob=f"{step},{layer},{e},{share[e]}", epochs=f"{epoch},{step},{layer},{e},{load[e]}",
                                      distr=f"{step},{layer},{e},{share[e]},0.5,0,-0.01",
@@ -343,7 +345,7 @@ def csv(dialect):
                         rows.append(f"m,top1,d{place},idx{layer},{e},7")
     open("table.csv", "w").write("\n".join([head] + rows) + "\n")
     order = sorted(held)
-    expect(counts=[held[o] for o in order], **calls([o + (tokens,) for o in order]))
+    expect(counts=[held[o] for o in order], **calls([o + (told,) for o in order]))
 
 
 def csv_recorded(path, model):
