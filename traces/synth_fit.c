@@ -23,7 +23,7 @@ enum {
     CLASS_TOKENS = 24, /* fewer classes where a class would have fewer tokens to learn from */
     ROUNDS = 12,
     PROFILES = 4096,
-    TUNE_ROUNDS = 12,
+    TUNE_ROUNDS = 16,
     TUNE_TOKENS = 24000
 };
 
@@ -370,7 +370,7 @@ static mz_code tune_layer(fit *f, tune *u, mz_model_draw *draw, int32_t layer, c
     double gap1 = wanted[MZ_REUSE] - u->metric[MZ_REUSE];
     double gap4 = wanted[MZ_REUSE + 2] - u->metric[MZ_REUSE + 2];
     double gap = wanted[far] - u->metric[far];
-    move(&m->taste[layer], 6 * gap, 0, 3);
+    move(&m->taste[layer], 10 * gap, 0, 8);
     move(&m->local[layer], 5 * (gap4 - gap), 0, 3);
     move(&m->keep[layer], gap1 - gap4, 0, 0.9);
     move(&m->wander[layer], u->metric[MZ_HALF_SAME] - wanted[MZ_HALF_SAME], 0, 1);
