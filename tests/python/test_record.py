@@ -26,11 +26,15 @@ import numpy as np  # noqa: E402
 import torch  # noqa: E402
 import transformers  # noqa: E402
 
+if int(transformers.__version__.split(".")[0]) < 5:
+    print(f"skipped: transformers {transformers.__version__} is older than 5.0")
+    sys.exit(77)
+
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path.insert(0, os.path.join(ROOT, "traces", "python"))
 
 import mizan  # noqa: E402
-from mizan.recorder import find_blocks  # noqa: E402
+from mizan.recorder import chosen, find_blocks  # noqa: E402
 
 PROGRAM = os.environ.get("MIZAN", os.path.join(ROOT, "build", "demo", "mizan"))
 torch.set_num_threads(1)
@@ -148,7 +152,7 @@ def build(name, **more):
     model = getattr(transformers, name + "ForCausalLM")(config)
     with torch.no_grad():
         for block, router in find_blocks(model):  # some initialise routers with zeros
-            router.weight.normal_()
+            getattr(router, "layer", router).weight.normal_()
             bias = getattr(router, "e_score_correction_bias", None)
             if bias is not None:
                 bias.normal_()
@@ -272,6 +276,36 @@ class Details(InFolder):
                         weights = weights / weights.sum(-1, keepdim=True)
                     np.testing.assert_array_equal(call.ids, ids.numpy())
                     np.testing.assert_allclose(call.weights, weights.numpy(), rtol=1e-6)
+
+    def test_routers_of_other_releases(self):
+        """What routers returned in Transformers 4: logits, scores of all experts, sorted lists."""
+        generator = torch.Generator().manual_seed(5)
+        logits = torch.randn(20, 6, generator=generator)
+        scores, best = torch.softmax(logits, -1).topk(2, -1)
+        block, router = torch.nn.Module(), torch.nn.Linear(4, 6)
+        block.top_k, block.num_experts, block.norm_topk_prob = 2, 6, False
+        ids, weights = chosen(torch, block, router, logits)
+        self.assertTrue(torch.equal(ids, best) and torch.equal(weights, scores))
+        block.norm_topk_prob = True
+        ids, weights = chosen(torch, block, router, logits)
+        torch.testing.assert_close(weights, scores / scores.sum(-1, keepdim=True))
+        # A weight for every expert, zero where it was not chosen, and the choice.
+        dense = torch.zeros(20, 6).scatter(1, best, scores)
+        ids, weights = chosen(torch, block, router, (dense, best))
+        self.assertTrue(torch.equal(ids, best) and torch.equal(weights, scores))
+        ids, weights = chosen(torch, block, router, (best, scores))
+        self.assertTrue(torch.equal(ids, best) and torch.equal(weights, scores))
+        # Pairs sorted by expert: tokens, gates, sizes; the logits stand last.
+        router.top_k = 2
+        top, best = logits.topk(2, -1)
+        gates = torch.softmax(top, -1)
+        order = best.flatten().argsort(stable=True)
+        sizes = best.flatten().bincount(minlength=6).tolist()
+        lists = (order, order // 2, gates.flatten()[order], sizes, logits)
+        ids, weights = chosen(torch, block, router, lists)
+        self.assertTrue(torch.equal(ids, best) and torch.equal(weights, gates))
+        with self.assertRaisesRegex(ValueError, "cannot tell experts"):
+            chosen(torch, block, router, (logits, logits))
 
     def test_padding(self):
         mask = torch.ones(3, 12, dtype=torch.long)

@@ -362,7 +362,7 @@ def chosen(torch, block, router, output):
     tensors = [t for t in output if torch.is_tensor(t)]
     if len(output) == 5:  # Granite's gating of Transformers 4: sorted lists, and the logits last
         top, ids = output[4].topk(router.top_k, dim=-1)
-        return ids, torch.softmax(top.float(), dim=-1)
+        return ids, torch.softmax(top.float(), dim=-1).to(output[2].dtype)
     ids = next((t for t in tensors if not t.is_floating_point() and t.dim() == 2), None)
     if ids is None:
         raise ValueError(f"cannot tell experts from what {type(router).__name__} returns")
@@ -383,7 +383,7 @@ def _from_logits(torch, block, router, logits):
     weights, ids = torch.softmax(logits.float(), dim=-1).topk(top_k, dim=-1)
     if getattr(block, "norm_topk_prob", "Mixtral" in type(block).__name__):
         weights = weights / weights.sum(-1, keepdim=True)
-    return ids, weights
+    return ids, weights.to(logits.dtype)
 
 
 def _experts(block, router, output):
