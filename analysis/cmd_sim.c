@@ -304,6 +304,20 @@ static mz_code load_inputs(sim_job *job, mz_app *app, mz_err *err) {
     return code;
 }
 
+/* Recorded sequences are cut, never joined: a longer --seq would change nothing without a word. */
+static void warn_short_sequences(const sim_job *job, const mz_log *log) {
+    const mz_trace_sequence *sequence;
+    const int64_t count = mz_trace_sequences(job->trace, &sequence);
+    int64_t longest = 0;
+    for (int64_t i = 0; i < count; i++)
+        longest = sequence[i].tokens > longest ? sequence[i].tokens : longest;
+    if (longest > 0 && job->args.seq > longest)
+        mz_warn(log,
+                "--seq %lld: the longest recorded sequence has %lld tokens, and sequences are cut, "
+                "never joined: attention goes by the recorded ones",
+                (long long)job->args.seq, (long long)longest);
+}
+
 static mz_code split_policies(sim_job *job, mz_err *err) {
     job->policy_text = strdup(job->args.policy);
     if (!job->policy_text)
@@ -402,6 +416,20 @@ static mz_code fill_result(sim_job *job, mz_err *err) {
     return mz_sim_results(job->sim, r->run, err);
 }
 
+/* What the figures of the table depend on and a reader cannot see in them. */
+static void print_setting(const sim_job *job, FILE *out) {
+    static const char *const dispatch[] = {"pair", "rank", "node"};
+    const mz_step_options *o = &job->options;
+    fprintf(out, "%s on %s%s\n", job->model->name, job->cluster->name,
+            mz_stream_reshaped(job->stream) ? ", trace reshaped" : "");
+    fprintf(out, "%d ranks, EP %d, ZeRO %d, %s, %s dispatch, %s network%s\n", job->cluster->ranks,
+            o->ep, o->zero, o->optimizer->name, dispatch[o->dispatch],
+            o->network == MZ_NETWORK_PORT ? "port" : "flow",
+            o->recompute == MZ_RECOMPUTE_NONE        ? ""
+            : o->recompute == MZ_RECOMPUTE_SELECTIVE ? ", selective recomputation"
+                                                     : ", full recomputation");
+}
+
 static mz_code write_result(sim_job *job, mz_app *app, mz_err *err) {
     char producer[64];
     snprintf(producer, sizeof producer, "mizan %s", app->version);
@@ -412,6 +440,7 @@ static mz_code write_result(sim_job *job, mz_app *app, mz_err *err) {
         return code;
     if (job->args.json)
         return mz_result_print_json(&job->result, app->out, err);
+    print_setting(job, app->out);
     mz_result_print_table(&job->result, app->out);
     return MZ_OK;
 }
@@ -459,6 +488,8 @@ mz_code mz_cmd_sim(mz_app *app, int argc, char **argv, mz_err *err) {
         code = check_output(&job, err);
     if (code == MZ_OK)
         code = load_inputs(&job, app, err);
+    if (code == MZ_OK)
+        warn_short_sequences(&job, &app->log);
     if (code == MZ_OK)
         code = run_job(&job, app, err);
     free_job(&job);

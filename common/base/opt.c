@@ -41,6 +41,8 @@ const char *mz_nearest(const char *word, const char *const *names, int count) {
     if (length == 0 || length >= WORD_MAX)
         return NULL;
     const char *found = NULL;
+    if (length <= 2) /* every two-letter word is one edit from many */
+        return NULL;
     int best = 1 + (int)length / 4;
     best = best > 3 ? 3 : best;
     best++;

@@ -297,35 +297,45 @@ int64_t step_capacity(const mz_step *s) {
     return (int64_t)(s->cluster->device.memory_bytes / s->cluster->ranks_per_device);
 }
 
-static const char *remedy(mz_memcat category) {
-    switch (category) {
-    case MZ_MEM_WEIGHTS:
-    case MZ_MEM_GRADIENTS:
-    case MZ_MEM_OPTIMIZER_STATE:
-        return "a higher --zero, more GPUs or a leaner optimizer";
-    case MZ_MEM_REPLICAS:
-        return "fewer slots";
-    case MZ_MEM_ACTIVATIONS:
-        return "--recompute full or fewer tokens per rank";
-    case MZ_MEM_TOKEN_BUFFERS:
-        return "a smaller quota, --recompute full or fewer tokens per rank";
-    case MZ_MEM_TEMPORARIES:
-        return "--temporaries fused or fewer tokens per rank";
-    default:
-        return "more memory per GPU";
+/* What would have to shrink, of what this job has not shrunk yet. */
+static void remedy(const mz_step *s, mz_memcat category, char *text, size_t size) {
+    const mz_step_options *o = &s->options;
+    const bool rows = category == MZ_MEM_ACTIVATIONS || category == MZ_MEM_TOKEN_BUFFERS;
+    const bool state = category <= MZ_MEM_OPTIMIZER_STATE || rows;
+    text[0] = 0;
+    const struct {
+        bool fits;
+        const char *what;
+    } choice[] = {
+        {category == MZ_MEM_REPLICAS, "fewer slots"},
+        {category == MZ_MEM_TEMPORARIES && o->temporaries != MZ_TEMPORARIES_FUSED,
+         "--temporaries fused"},
+        {rows && o->recompute != MZ_RECOMPUTE_FULL, "--recompute full"},
+        {state && o->zero < 3, "a higher --zero"},
+        {rows && s->traits.lossy, "a smaller quota"},
+        {rows || category == MZ_MEM_TEMPORARIES, "fewer tokens per rank"},
+        {category <= MZ_MEM_OPTIMIZER_STATE, "a leaner --optimizer"},
+        {category <= MZ_MEM_OPTIMIZER_STATE || category >= MZ_MEM_WORKSPACE, "more GPUs"},
+    };
+    for (size_t i = 0; i < sizeof choice / sizeof *choice; i++) {
+        const size_t used = strlen(text);
+        if (choice[i].fits)
+            snprintf(text + used, size - used, "%s%s", used ? ", " : "", choice[i].what);
     }
 }
 
-static void describe_overflow(const mz_memory *m, int32_t rank, mz_step_outcome *o) {
-    char label[128], want[32], total[32], room[32], over[32];
+static void describe_overflow(const mz_step *s, const mz_memory *m, int32_t rank,
+                              mz_step_outcome *o) {
+    char label[128], want[32], peak[32], room[32], over[32], try[128];
     mz_memory_label(m->overflow_label, m->overflow_layer, label, sizeof label);
-    snprintf(o->oom, sizeof o->oom, "%s: %s (%s) on rank %d makes %s of %s, %s too much; try %s",
+    remedy(s, m->overflow_category, try, sizeof try);
+    snprintf(o->oom, sizeof o->oom,
+             "%s: %s (%s) on rank %d goes beyond %s; the peak is %s, %s too much; try %s",
              mz_memcat_name(m->overflow_category), label,
              mz_format_bytes((double)m->overflow_bytes, want, sizeof want), rank,
-             mz_format_bytes((double)m->overflow_total, total, sizeof total),
              mz_format_bytes((double)m->capacity, room, sizeof room),
-             mz_format_bytes((double)(m->overflow_total - m->capacity), over, sizeof over),
-             remedy(m->overflow_category));
+             mz_format_bytes((double)m->peak, peak, sizeof peak),
+             mz_format_bytes((double)(m->peak - m->capacity), over, sizeof over), try);
 }
 
 mz_code step_memory(mz_step *s, mz_step_outcome *o, mz_err *err) {
@@ -342,7 +352,7 @@ mz_code step_memory(mz_step *s, mz_step_outcome *o, mz_err *err) {
         s->rank_peak[r] = t.memory.peak;
         if (t.memory.overflowed && o->fits) {
             o->fits = false;
-            describe_overflow(&t.memory, r, o);
+            describe_overflow(s, &t.memory, r, o);
         }
         if (t.memory.peak <= o->peak_bytes)
             continue;
