@@ -180,7 +180,8 @@ typedef struct synth_args {
 static const mz_opt synth_table[] = {
     {"load", 0, MZ_OPT_STR, AT(load), "realistic", "NAME", "which load; --list describes them"},
     {"like", 0, MZ_OPT_STR, AT(like), NULL, "TRACE",
-     "fit a model to this trace; --ranks, --tokens, --steps, --micro-batches as there unless given"},
+     "fit a model to this trace; --ranks, --tokens, --steps, --micro-batches as there unless "
+     "given"},
     {"profile", 0, MZ_OPT_ENUM, AT(profile), "none", "none|mixed|one-domain|collapse|balanced",
      "from parameters: pairs of mixed text or one domain, counts of training"},
     {"shuffle", 0, MZ_OPT_STR, AT(shuffle), NULL, "LIST",
@@ -318,8 +319,8 @@ static mz_code synth_profile(mz_app *app, const synth_args *args,
     if (!code && counts && args->shuffle)
         code = mz_fail(err, MZ_EINPUT, "--shuffle: counts have no sequences to take apart");
     if (!code && counts)
-        code = mz_profile_history(profile, &facts, args->steps, args->tokens, options.seed, &history,
-                                  err);
+        code = mz_profile_history(profile, &facts, args->steps, args->tokens, options.seed,
+                                  &history, err);
     else if (!code)
         code = mz_profile_model(profile, &facts, args->sequence, options.seed, &model, err);
     if (!code)

@@ -17,16 +17,16 @@
  * of a call to that part of all pairs and replaces the budgets of the simulator; rows, memory,
  * network and time are budgets of their own and always hold. Forward is spread exactly as backward
  * is; forward=placement leaves ultraep's own quotas (made for this call's counts, within eps), so
- * that full quotas give ultraep's plan. Memory of a backward row: dY, dX (2H each), d(act) 2I, d(gate, up) 4I, with resend also
- * x, gate, up and act. Network: a source sends g (resend: x and g) of its kept pairs, a host
- * returns dX of its rows; each must fit. Time: 12 H I FLOPs a row (resend: 16 H I) at the rate of
- * `flops`. joint: the number of replicas per rank that leaves room for the highest expected kept
- * score (before there are scores: the most pairs) when slots and rows share one memory; of equal
- * choices the most replicas. Scores: where the trace lacks the norms of a kind, gate weights alone.
- * Without gate weights only counts are known: shares of the sources stand in for the selection,
- * also with scope=global. Departures: `network` does not count saved activations that follow their
- * pair to another replica; `rescale` changes learning, not load: it is accepted and recorded, with
- * no effect here. */
+ * that full quotas give ultraep's plan. Memory of a backward row: dY, dX (2H each), d(act) 2I,
+ * d(gate, up) 4I, with resend also x, gate, up and act. Network: a source sends g (resend: x and g)
+ * of its kept pairs, a host returns dX of its rows; each must fit. Time: 12 H I FLOPs a row
+ * (resend: 16 H I) at the rate of `flops`. joint: the number of replicas per rank that leaves room
+ * for the highest expected kept score (before there are scores: the most pairs) when slots and rows
+ * share one memory; of equal choices the most replicas. Scores: where the trace lacks the norms of
+ * a kind, gate weights alone. Without gate weights only counts are known: shares of the sources
+ * stand in for the selection, also with scope=global. Departures: `network` does not count saved
+ * activations that follow their pair to another replica; `rescale` changes learning, not load: it
+ * is accepted and recorded, with no effect here. */
 #include "sim/policy/lrmoe.h"
 
 #include <math.h>

@@ -1,10 +1,10 @@
 /* Bytes that a rank holds, from the model's tensors and the settings of the step.
  *
- * Weights and gradients have the tensor's own type (bf16; fp32 where the checkpoint has it so). "Dense"
- * means all that is not a routed expert: every rank holds it, ZeRO shards it over all ranks. A
- * rank's routed experts are shared by one rank of every other group: ZeRO shards them over the
- * groups. ZeRO 1 shards the optimizer state, 2 gradients too, 3 weights too (Rajbhandari et al.,
- * 2020). */
+ * Weights and gradients have the tensor's own type (bf16; fp32 where the checkpoint has it so).
+ * "Dense" means all that is not a routed expert: every rank holds it, ZeRO shards it over all
+ * ranks. A rank's routed experts are shared by one rank of every other group: ZeRO shards them over
+ * the groups. ZeRO 1 shards the optimizer state, 2 gradients too, 3 weights too (Rajbhandari et
+ * al., 2020). */
 #include "sim/step/inside.h"
 
 /* Elements whose fp32 copies are alive at once in a chunked optimizer update. */
