@@ -783,6 +783,7 @@ def router_logits(run):
     for dtype in np.float32, np.float16, np.float64:
         logits = (3 * rng.standard_normal((layers, tokens, experts))).astype(dtype)
         logits[0, 0, 4] = logits[0, 0, 7] = 50  # a tie goes to the lower expert
+        logits[1, 2] = 0  # as do ties for the last place
         np.save("l.npy", logits)
         np.savez("l.npz", router_logits=logits, input_ids=np.arange(5))
         for scores in "softmax-all", "softmax-chosen", "sigmoid":
