@@ -126,6 +126,15 @@ class Writing(InFolder):
             np.testing.assert_array_equal(trace.call(0).counts(), counts)
             self.assertIsNone(trace.call(0).ids)
 
+    def test_a_flush_writes_calls_last(self):
+        writer = mizan.Writer(self.path, FACTS)
+        order, extend = [], writer._extend
+        writer._extend = lambda name: (order.append(name), extend(name))
+        writer.flush()
+        writer.abandon()
+        self.assertIn("pairs/expert", order)
+        self.assertEqual({n for n in order[-7:]}, {n for n in order if n.startswith("calls/")})
+
     def test_bad_calls_are_refused(self):
         ids, weights = draw(np.random.default_rng(1), 3)
         bad = {

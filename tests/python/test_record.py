@@ -369,6 +369,15 @@ class Details(InFolder):
                     want = output.grad.pow(2).sum(-1).reshape(-1).numpy()
                     np.testing.assert_allclose(call.grad_norm2, want, rtol=1e-4)
 
+    def test_recomputation_that_cannot_be_told_apart_is_refused(self):
+        model = build("Olmoe").train()
+        model.gradient_checkpointing_enable({"use_reentrant": True})
+        model.enable_input_require_grads()
+        with self.assertRaisesRegex(RuntimeError, "use_reentrant=False"):
+            with mizan.record(model, self.path, gradient_norms=True):
+                losses = [model(input_ids=b, labels=b).loss for b in (tokens(), tokens(seed=2))]
+                sum(losses).backward()
+
     def test_half_precision(self):
         model = build("Mixtral").to(torch.bfloat16).eval()
         witness = Witness(model)

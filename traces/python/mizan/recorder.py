@@ -187,13 +187,23 @@ class Recorder:
                 batch.inputs[layer] = norms(args[0])
             if not self._want_gradient or not output.requires_grad:
                 return
-            if batch is None:  # recomputed: of the last micro-batch that still lacks this gradient
-                batch = next((b for b in reversed(self._pending) if not b.hooked[layer]), None)
+            if batch is None:  # recomputed in the backward pass
+                batch = self._lacking(layer)
             if batch is not None:
                 batch.hooked[layer] = True
                 output.register_hook(lambda grad: batch.gradients.__setitem__(layer, norms(grad)))
 
         return hook
+
+    def _lacking(self, layer):
+        """The micro-batch whose gradient at this layer a recomputed output will bring."""
+        batches = [batch for batch in self._pending if not batch.hooked[layer]]
+        if len(batches) > 1:
+            raise RuntimeError(
+                "gradient norms: with several forward passes before a backward pass, "
+                "layers must be recomputed with use_reentrant=False"
+            )
+        return batches[0] if batches else None
 
     # -- writing
 
