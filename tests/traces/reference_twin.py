@@ -1,0 +1,118 @@
+"""Synthetic twins of recorded traces, and traces from profiles, against what real traces show.
+
+usage: reference_twin.py MIZAN TRACES
+
+A twin has each statistic within the tolerance of `mizan trace compare`; taken apart, it has what
+independent draws have. Exit status 77: skipped, there are no recorded traces."""
+import json, os, subprocess, sys, tempfile
+
+MIZAN, TRACES = sys.argv[1], os.environ.get("MIZAN_TRACES") or sys.argv[2]
+wrong = 0
+
+
+def run(*arguments, code=0):
+    out = subprocess.run([MIZAN, "trace", *arguments], capture_output=True, text=True)
+    if out.returncode != code:
+        sys.exit(f"mizan trace {' '.join(arguments)}: exit {out.returncode}: {out.stderr}")
+    return out.stdout
+
+
+def check(what, value, low, high):
+    global wrong
+    if value is None or not low <= value <= high:
+        wrong += 1
+        print(f"{what}: {value} is not from {low} to {high}")
+
+
+def within(name, a, b, ranks, but=()):
+    result = json.loads(run("compare", "-q", "--json", "-r", str(ranks), a, b))
+    for key, row in result["statistics"].items():
+        if row["within"] is False and key not in but:
+            check(f"{name}: {key} {row['first']:.4g}", row["second"], row["first"], row["first"])
+    s = result["statistics"]["rank_max_over_mean"]
+    check(f"{name}: imbalance of the static placement", s["second"] / s["first"], 0.9, 1.1)
+
+
+def statistics(path, *options):
+    return {k: v and v["mean"] for k, v in
+            json.loads(run("info", "-q", "--json", *options, path))["statistics"].items()}
+
+
+def gpt_oss(directory):
+    folder, path = os.path.join(TRACES, "gpt-oss-20b"), lambda n: os.path.join(directory, n)
+    if not os.path.exists(os.path.join(folder, "ids.npy.xz")):
+        print("skipped: no gpt-oss-20b in", TRACES, "(set MIZAN_TRACES)")
+        return False
+    run("import", "-q", "--experts", "32", "--deflate", "1", "--weights", os.path.join(folder, "weights.npy.xz"),
+        "--sequences", os.path.join(folder, "sequences.csv"), os.path.join(folder, "ids.npy.xz"), "-o", path("all.h5"))
+    run("cut", "-q", "--first-layer", "8", "--layers", "5", "--deflate", "1", path("all.h5"), "-o", path("real.h5"))
+    like = ("synth", "-q", "--deflate", "1", "--like", path("real.h5"))
+    run(*like, "-o", path("twin.h5"))
+    within("gpt-oss-20b", path("real.h5"), path("twin.h5"), 8)
+    run(*like, "--shuffle", "sequences,layers", "-o", path("apart.h5"))
+    s = statistics(path("apart.h5"), "-r", "8")
+    for lag in (1, 4, 64, 128):
+        check(f"apart: reuse at lag {lag}", s[f"reuse_lag_{lag}"] / s["reuse_independent"], 0.98, 1.02)
+    check("apart: inflation of 64 tokens", s["window_inflation_64"], 0.9, 1.1)
+    check("apart: distinct experts in 64", s["distinct_experts_64"] / s["distinct_independent_64"], 0.99, 1.01)
+    check("apart: mutual information", s["layer_information_bits"], 0, 0.02)
+    check("apart: halves", s["half_correlation_same"], -0.05, 0.05)
+    return True
+
+
+def smartmoe(directory):
+    file = os.path.join(TRACES, "smartmoe-training-history", "counts_iter_layer_rank_microbatch_expert.u16.npy.xz")
+    path = lambda n: os.path.join(directory, n)
+    if not os.path.exists(file):
+        print("skipped: no smartmoe-training-history in", TRACES, "(set MIZAN_TRACES)")
+        return False
+    run("import", "-q", "--top-k", "2", "--deflate", "1", file, "-o", path("history.h5"))
+    run("cut", "-q", "--layers", "6", "--deflate", "1", path("history.h5"), "-o", path("real.h5"))
+    run("synth", "-q", "--deflate", "1", "--like", path("real.h5"), "-o", path("twin.h5"))
+    within("smartmoe", path("real.h5"), path("twin.h5"), 16)
+    for first, last, error in ((1, 200, 0.20), (201, 1000, 0.04), (1001, 5001, 0.02)):
+        window = ("--from-step", str(first), "--to-step", str(last))
+        real, twin = statistics(path("real.h5"), *window), statistics(path("twin.h5"), *window)
+        for key in ("forecast_error_last", "forecast_error_mean", "scatter_rank", "scatter_rank_micro_batch",
+                    "rank_max_over_mean", "expert_cv"):
+            check(f"smartmoe {first}-{last} {key}", twin[key] / real[key], 0.75, 1.33)
+        check(f"smartmoe {first}-{last} error of the last value", twin["forecast_error_last"], error / 2, error * 1.5)
+    return True
+
+
+def profiles(directory):
+    """The ranges that a generator must keep to be realistic."""
+    path = os.path.join(directory, "profile.h5")
+    shape = ("--experts", "32", "--top-k", "4", "--layers", "8", "--tokens", "10000", "--ranks", "2", "--steps", "2",
+             "--sequence", "328", "--deflate", "1", "-o", path)
+    for name, sigma in (("mixed", (0.4, 0.8)), ("one-domain", (0.6, 1.2))):
+        run("synth", "-q", "--profile", name, *shape)
+        s = statistics(path)
+        check(f"{name}: sigma", s["expert_log_sigma"], *sigma)
+        check(f"{name}: CV", s["expert_cv"], 0.4, 1.2)
+        check(f"{name}: halves", s["half_correlation_same"], 0.4, 0.85)
+        check(f"{name}: inflation", s["window_inflation_64"], 3, 13)
+        check(f"{name}: reuse at lag 1", s["reuse_lag_1"] / s["reuse_independent"], 1.3, 2.3)
+        check(f"{name}: reuse at lag 128", s["reuse_lag_128"] / s["reuse_independent"], 1.0, 1.7)
+        check(f"{name}: mutual information", s["layer_information_share"], 0.25, 0.40)
+    shape = ("--experts", "32", "--top-k", "2", "--layers", "6", "--tokens", "4096", "--ranks", "8", "--deflate", "1",
+             "-o", path)
+    run("synth", "-q", "--profile", "balanced", "--steps", "40", *shape)
+    s = statistics(path)
+    check("balanced: MaxVio", s["expert_max_violation"], 0.02, 0.07)
+    check("balanced: scatter", s["scatter_rank"], 1.5, 2.5)
+    run("synth", "-q", "--profile", "collapse", "--steps", "300", *shape)
+    s = statistics(path, "--to-step", "0")
+    check("collapse: CV at the start", s["expert_cv"], 0.1, 0.35)
+    s = statistics(path, "--from-step", "10", "--to-step", "50")
+    check("collapse: cold experts at the worst", s["expert_cold_fraction"], 0.5, 0.9)
+    s = statistics(path, "--from-step", "1001")
+    check("collapse: error of the last value, late", s["forecast_error_last"], 0.01, 0.03)
+    check("collapse: max/mean, late", s["expert_max_over_mean"], 8, 15)
+
+
+with tempfile.TemporaryDirectory() as directory:
+    profiles(directory)
+    found = [gpt_oss(directory), smartmoe(directory)]
+print(f"{wrong} differences" if wrong else "all within range")
+sys.exit(1 if wrong else 0)
