@@ -145,7 +145,8 @@ import numpy as np
 np.save('f.npy', np.asfortranarray(np.zeros((4, 3, 2), np.int16)))
 np.save('b.npy', np.zeros((4, 3, 2), '>i2'))
 np.save('twice.npy', np.ones((4, 3, 2), np.int16))
-np.save('ids.npy', np.zeros((4, 3, 2), np.int16))"
+np.save('ids.npy', np.zeros((4, 3, 2), np.int16))
+np.save('turned.npy', np.tile(np.arange(2, dtype=np.int16), (4, 300, 1)))"
     head -c 140 ids.npy >cut.npy
     xz -k ids.npy
     head -c 60 ids.npy.xz >cut.npy.xz
@@ -156,6 +157,7 @@ np.save('ids.npy', np.zeros((4, 3, 2), np.int16))"
     fails 2 "ascontiguousarray" "$mizan" trace import -q --experts 4 f.npy -o t.h5
     fails 2 "big-endian" "$mizan" trace import -q --experts 4 b.npy -o t.h5
     fails 2 "every row of every layer is zero" "$mizan" trace import -q --experts 4 ids.npy -o t.h5
+    fails 2 "axes must be tokens, layers, top_k" "$mizan" trace import -q --experts 4 turned.npy -o t.h5
     fails 2 "stands twice in one token" "$mizan" trace import -q --experts 4 twice.npy -o t.h5
     fails 2 "does not look like format laer-csv" "$mizan" trace import -q --format laer-csv ids.npy -o t.h5
     fails 2 "did you mean 'npy-ids'?" "$mizan" trace import -q --format npy-id ids.npy -o t.h5

@@ -21,6 +21,9 @@ enum {
     FILE_TOKENS = 1 << 24  /* of one sequence */
 };
 
+/* More than any model has. */
+enum { PLAUSIBLE_LAYERS = 256 };
+
 typedef struct ids_import {
     mz_app *app;
     mz_id_rows rows;
@@ -81,7 +84,9 @@ static mz_code open_ids(ids_import *in, const char *path, const mz_import_option
         return mz_fail(err, MZ_EINPUT, "%s: not an integer array [tokens, layers, top_k]", path);
     if (shape->elements == 0)
         return mz_fail(err, MZ_EINPUT, "%s: the array is empty", path);
-    if (shape->extent[1] > MZ_LAYERS_MAX || shape->extent[2] > MZ_MAX_TOP_K)
+    /* Axes in another order would make a trace of thousands of layers, each of a few tokens. */
+    const bool turned = shape->extent[1] > PLAUSIBLE_LAYERS && shape->extent[1] > shape->extent[0];
+    if (turned || shape->extent[1] > MZ_LAYERS_MAX || shape->extent[2] > MZ_MAX_TOP_K)
         return mz_fail(err, MZ_EINPUT,
                        "%s: %lld layers and top-%lld are not plausible; the axes must be tokens, "
                        "layers, top_k",
