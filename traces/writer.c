@@ -236,7 +236,8 @@ static mz_code create_content(mz_trace_writer *writer, mz_err *err) {
 
 static mz_code create_file(mz_trace_writer *writer, mz_err *err) {
     hid_t access = H5Pcreate(H5P_FILE_ACCESS), creation = H5Pcreate(H5P_FILE_CREATE);
-    H5Pset_libver_bounds(access, H5F_LIBVER_LATEST, H5F_LIBVER_LATEST);
+    /* What SWMR needs, and what every library since 1.10 reads, whichever one writes. */
+    H5Pset_libver_bounds(access, H5F_LIBVER_V110, H5F_LIBVER_V110);
     H5Pset_obj_track_times(creation, 0);
     writer->file = H5Fcreate(writer->output.partial, H5F_ACC_TRUNC, creation, access);
     H5Pclose(access);
