@@ -14,7 +14,7 @@
 #include <unistd.h>
 
 static const mz_command commands[] = {
-    {"trace", "look at, check, make, import and cut routing traces", mz_cmd_trace},
+    {"trace", "look at, compare, check, make, import, export and cut routing traces", mz_cmd_trace},
     {"sim", "compare policies on a recorded trace by simulation", mz_cmd_sim},
 };
 
