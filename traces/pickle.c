@@ -459,9 +459,9 @@ static mz_code build(machine *m) {
 
 /* An unsigned little-endian operand of `bytes` bytes. */
 static mz_code operand(machine *m, int bytes, uint64_t *value) {
+    *value = 0;
     if (m->end - m->p < bytes)
         return bad(m, "the pickle ends within an operation");
-    *value = 0;
     for (int i = bytes - 1; i >= 0; i--)
         *value = *value << 8 | m->p[i];
     m->p += bytes;
