@@ -194,8 +194,11 @@ static double exponent(const measured *m, int n) {
 
 static void growth(const char *what, const bench_case *cases, int n, char *policy) {
     measured m[8];
-    for (int i = 0; i < n; i++)
-        m[i] = run_case(&cases[i], policy);
+    for (int i = 0; i < 3 * n; i++) { /* the fastest of three: other work only adds */
+        const measured again = run_case(&cases[i % n], policy);
+        if (i < n || again.seconds < m[i % n].seconds)
+            m[i % n] = again;
+    }
     printf("%-50s %8.2f\n", what, exponent(m, n));
 }
 
