@@ -175,7 +175,7 @@ int main(int argc, char **argv) {
     int64_t tokens = (int64_t)(millions * 1e6) / ((int64_t)LAYERS * RANKS * TOP_K);
     if (tokens < 1)
         tokens = 1;
-    snprintf(path, sizeof path, "%s", argc > 2 ? argv[2] : "/tmp/mizan-bench-trace.h5");
+    snprintf(path, sizeof path, "%s", argc > 2 ? argv[2] : P_tmpdir "/mizan-bench-trace.h5");
     printf("%d layers, %d ranks, %d experts, top-%d, %.1f M pairs (uint8 id, float16 weight)\n",
            LAYERS, RANKS, EXPERTS, TOP_K, 1e-6 * (double)(tokens * TOP_K * LAYERS * RANKS));
     mz_code code = measure(path, 0, tokens, &err);

@@ -81,6 +81,24 @@ mz_code mz_import_stopped(const mz_app *app, mz_err *err) {
     return MZ_OK;
 }
 
+mz_code mz_import_lines(const mz_app *app, const char *path,
+                        mz_code (*take)(void *self, const mz_jsonl *line, mz_err *err), void *self,
+                        mz_err *err) {
+    mz_jsonl lines;
+    mz_code code = mz_jsonl_open(path, &lines, err);
+    if (!code)
+        code = mz_jsonl_next(&lines, err);
+    while (!code && lines.object) {
+        code = take(self, &lines, err);
+        if (!code)
+            code = mz_import_stopped(app, err);
+        if (!code)
+            code = mz_jsonl_next(&lines, err);
+    }
+    mz_jsonl_close(&lines);
+    return code;
+}
+
 const char *mz_base_name(const char *path) {
     const char *slash = strrchr(path, '/');
     return slash ? slash + 1 : path;

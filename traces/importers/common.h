@@ -4,6 +4,7 @@
 #define MIZAN_TRACES_IMPORTERS_COMMON_H
 
 #include "traces/importer.h"
+#include "traces/jsonl.h"
 #include "traces/schema.h"
 
 /* Tokens that one block of whole sequences holds at most (a longer sequence is a block by itself).
@@ -30,6 +31,11 @@ mz_code mz_import_need_phase(mz_err *err, const char *path, const mz_import_opti
 
 /* MZ_EABORTED once the user has interrupted. */
 mz_code mz_import_stopped(const mz_app *app, mz_err *err);
+
+/* Hands every line of a JSON-lines file to `take`, until one fails or the user interrupts. */
+mz_code mz_import_lines(const mz_app *app, const char *path,
+                        mz_code (*take)(void *self, const mz_jsonl *line, mz_err *err), void *self,
+                        mz_err *err);
 
 const char *mz_base_name(const char *path);
 

@@ -12,7 +12,6 @@
 #include <string.h>
 
 typedef struct balance_import {
-    mz_app *app;
     const mz_import_options *options;
     mz_trace_facts facts;
     mz_gather gather;
@@ -105,7 +104,8 @@ static mz_code take_device(balance_import *in, const mz_jsonl *lines, const mz_g
     return code;
 }
 
-static mz_code take_line(balance_import *in, const mz_jsonl *lines, mz_err *err) {
+static mz_code take_line(void *self, const mz_jsonl *lines, mz_err *err) {
+    balance_import *in = self;
     mz_gather_key key = {0};
     json_t *rows;
     mz_code code = mz_jsonl_int(lines, "layer", 0, MZ_LAYERS_MAX, &key.layer, err);
@@ -130,22 +130,6 @@ static mz_code take_line(balance_import *in, const mz_jsonl *lines, mz_err *err)
         if (in->tokens[r] > 0)
             code = take_device(in, lines, &key, rows, weights, err);
     }
-    return code;
-}
-
-static mz_code read_file(balance_import *in, const char *path, mz_err *err) {
-    mz_jsonl lines;
-    mz_code code = mz_jsonl_open(path, &lines, err);
-    if (!code)
-        code = mz_jsonl_next(&lines, err);
-    while (!code && lines.object) {
-        code = take_line(in, &lines, err);
-        if (!code)
-            code = mz_import_stopped(in->app, err);
-        if (!code)
-            code = mz_jsonl_next(&lines, err);
-    }
-    mz_jsonl_close(&lines);
     return code;
 }
 
@@ -183,11 +167,11 @@ static mz_code import_files(mz_app *app, char **files, int count, const mz_impor
     balance_import *in = mz_calloc(1, sizeof *in);
     if (!in)
         return mz_fail_nomem(err, "the importer");
-    *in = (balance_import){.app = app, .options = options, .report = report};
+    *in = (balance_import){.options = options, .report = report};
     in->gather.facts = &in->facts;
     mz_code code = mz_import_facts(app, options, &defaults, &in->facts, err);
     for (int i = 0; i < count && !code; i++)
-        code = read_file(in, files[i], err);
+        code = mz_import_lines(app, files[i], take_line, in, err);
     if (!code)
         code = write_trace(in, files[0], output, write, err);
     mz_gather_free(&in->gather);

@@ -11,14 +11,12 @@
 #include <string.h>
 
 typedef struct speculative_import {
-    mz_app *app;
     const mz_import_options *options;
     mz_trace_facts facts;
     mz_tokens tokens;
     mz_domains domains;
     uint16_t *expert; /* of one row */
     float *weight;
-    int64_t rows;
 } speculative_import;
 
 static int recognise(const char *path, const unsigned char *head, size_t size) {
@@ -74,7 +72,8 @@ static mz_code sequence_of(speculative_import *in, const mz_jsonl *lines, int64_
     return code;
 }
 
-static mz_code take_row(speculative_import *in, const mz_jsonl *lines, mz_err *err) {
+static mz_code take_row(void *self, const mz_jsonl *lines, mz_err *err) {
+    speculative_import *in = self;
     int64_t sequence, token, layer;
     mz_code code = in->expert ? MZ_OK : take_facts(in, lines, err);
     if (!code)
@@ -94,22 +93,6 @@ static mz_code take_row(speculative_import *in, const mz_jsonl *lines, mz_err *e
                 : mz_tokens_add(&in->tokens, sequence, token, layer, in->expert, in->weight, err);
 }
 
-static mz_code read_file(speculative_import *in, const char *path, mz_err *err) {
-    mz_jsonl lines;
-    mz_code code = mz_jsonl_open(path, &lines, err);
-    if (!code)
-        code = mz_jsonl_next(&lines, err);
-    while (!code && lines.object) {
-        code = take_row(in, &lines, err);
-        if (!code && ++in->rows % 4096 == 0)
-            code = mz_import_stopped(in->app, err);
-        if (!code)
-            code = mz_jsonl_next(&lines, err);
-    }
-    mz_jsonl_close(&lines);
-    return code;
-}
-
 static mz_code import_files(mz_app *app, char **files, int count, const mz_import_options *options,
                             const char *output, const mz_trace_write_options *write,
                             mz_import_report *report, mz_err *err) {
@@ -124,11 +107,11 @@ static mz_code import_files(mz_app *app, char **files, int count, const mz_impor
     speculative_import *in = mz_calloc(1, sizeof *in);
     if (!in)
         return mz_fail_nomem(err, "the importer");
-    *in = (speculative_import){.app = app, .options = options};
+    *in = (speculative_import){.options = options};
     in->tokens.facts = &in->facts;
     mz_code code = mz_import_facts(app, options, &defaults, &in->facts, err);
     for (int i = 0; i < count && !code; i++)
-        code = read_file(in, files[i], err);
+        code = mz_import_lines(app, files[i], take_row, in, err);
     if (!code)
         code = mz_tokens_write(&in->tokens, options, output, write, report, err);
     if (!code && report->skipped)

@@ -23,7 +23,6 @@ typedef struct logger_row {
 } logger_row;
 
 typedef struct logger_import {
-    mz_app *app;
     const mz_import_options *options;
     mz_trace_facts facts;
     mz_tokens tokens;
@@ -158,28 +157,19 @@ static mz_code take_row(logger_import *in, const mz_jsonl *lines, mz_err *err) {
                                 in->row.expert, in->row.weight, err);
 }
 
-static mz_code read_file(logger_import *in, const char *path, mz_err *err) {
-    mz_jsonl lines;
-    mz_code code = mz_jsonl_open(path, &lines, err);
-    if (!code)
-        code = mz_jsonl_next(&lines, err);
-    while (!code && lines.object) {
-        const char *type = "route";
-        if (json_object_get(lines.object, "type"))
-            code = mz_jsonl_text(&lines, "type", &type, err);
-        if (!code && strcmp(type, "meta") == 0)
-            code = take_meta(in, &lines, err);
-        else if (!code && strcmp(type, "route") == 0)
-            code = take_row(in, &lines, err);
-        else if (!code)
-            code = mz_jsonl_fail(&lines, err, "type \"%.40s\" is neither meta nor route", type);
-        if (!code && in->rows % 4096 == 0)
-            code = mz_import_stopped(in->app, err);
-        if (!code)
-            code = mz_jsonl_next(&lines, err);
+static mz_code take_line(void *self, const mz_jsonl *lines, mz_err *err) {
+    logger_import *in = self;
+    const char *type = "route";
+    if (json_object_get(lines->object, "type")) {
+        mz_code code = mz_jsonl_text(lines, "type", &type, err);
+        if (code)
+            return code;
     }
-    mz_jsonl_close(&lines);
-    return code;
+    if (strcmp(type, "meta") == 0)
+        return take_meta(in, lines, err);
+    if (strcmp(type, "route") == 0)
+        return take_row(in, lines, err);
+    return mz_jsonl_fail(lines, err, "type \"%.40s\" is neither meta nor route", type);
 }
 
 static mz_code import_files(mz_app *app, char **files, int count, const mz_import_options *options,
@@ -196,11 +186,11 @@ static mz_code import_files(mz_app *app, char **files, int count, const mz_impor
     logger_import *in = mz_calloc(1, sizeof *in);
     if (!in)
         return mz_fail_nomem(err, "the importer");
-    *in = (logger_import){.app = app, .options = options, .report = report};
+    *in = (logger_import){.options = options, .report = report};
     in->tokens.facts = &in->facts;
     mz_code code = mz_import_facts(app, options, &defaults, &in->facts, err);
     for (int i = 0; i < count && !code; i++)
-        code = read_file(in, files[i], err);
+        code = mz_import_lines(app, files[i], take_line, in, err);
     if (!code && !in->started && options->skip_rows <= 0)
         end_start(in);
     int64_t start = report->skipped;
