@@ -293,15 +293,3 @@ mz_code mz_balance_solve(mz_balance *b, int32_t ranks, int32_t experts, const in
     mz_code code = mz_balance_hosts(b, ranks, experts, begin, rank, err);
     return code == MZ_OK ? mz_balance_spread(b, quota, base, NULL, NULL, NULL, x, peak, err) : code;
 }
-
-mz_code mz_bound_hosts(mz_balance *b, const mz_plan *plan, const mz_load *load, int64_t *rows,
-                       mz_err *err) {
-    mz_code code = mz_balance_hosts(b, plan->ranks, plan->experts, plan->begin, plan->rank, err);
-    return code == MZ_OK
-               ? mz_balance_spread(b, load->total, NULL, NULL, NULL, NULL, NULL, rows, err)
-               : code;
-}
-
-int64_t mz_bound_any(const mz_load *load, int32_t ranks) {
-    return (load->pairs + ranks - 1) / ranks;
-}

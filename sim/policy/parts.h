@@ -100,6 +100,29 @@ mz_code mz_plan_replica_moves(mz_plan *plan, const mz_replica_moves *how, int64_
 /* Ranks of the largest domain. */
 int32_t mz_largest_domain(const mz_policy_env *env);
 
+/* ---- placement.c: placements that last, what they cost every step and what changing them moves
+ * ---- For policies whose experts live where the plan says until the next plan (SmartMoE, FlexMoE,
+ * EPLB).
+ */
+typedef struct mz_placement mz_placement; /* hosts of every layer as its last plan left them */
+mz_code mz_placement_create(mz_arena *arena, const mz_policy_env *env, int32_t slots,
+                            mz_placement **placement, mz_err *err);
+/* Hosts remembered for `layer`: instances of expert e are [begin[e], begin[e+1]) in rank, or NULL
+ * before the first. */
+const int32_t *mz_placement_hosts(const mz_placement *placement, int32_t layer,
+                                  const int32_t **begin);
+/* One MZ_MOVE_STEP move marked `change`, blocking where `hide` is MZ_HIDE_NOTHING, for every
+ * (expert, rank) of the plan that did not host the expert before: weight_bytes + state_bytes from
+ * the nearest former host (same domain first, then the lowest rank). The plan's hosts are then
+ * remembered. The first placement of a layer moves nothing: training starts with it. *moved counts
+ * the copies. */
+mz_code mz_placement_change(mz_placement *placement, int32_t layer, int64_t weight_bytes,
+                            int64_t state_bytes, mz_move_hide hide, mz_plan *plan, int32_t *moved,
+                            mz_err *err);
+/* moves.c: ring all-reduce of `bytes` over the distinct hosts of every expert that has several. */
+mz_code mz_plan_ring_moves(mz_plan *plan, int64_t bytes, mz_move_phase phase, mz_move_hide hide,
+                           mz_err *err);
+
 /* ---- policy_symi.c
  * ------------------------------------------------------------------------------*/
 

@@ -30,10 +30,12 @@ typedef enum mz_move_kind { MZ_MOVE_WEIGHTS, MZ_MOVE_GRADIENTS, MZ_MOVE_OPTIMIZE
 
 /* When a transfer happens, and what it may hide behind. */
 typedef enum mz_move_phase {
-    MZ_MOVE_FORWARD,  /* before this call's expert products in forward */
-    MZ_MOVE_BACKWARD, /* before them in backward */
-    MZ_MOVE_REDUCE,   /* after this call's backward products (replica gradients to the main) */
-    MZ_MOVE_STEP      /* once per step, after the optimizer (placement change, fresh weights) */
+    MZ_MOVE_FORWARD,    /* before this call's expert products in forward */
+    MZ_MOVE_BACKWARD,   /* before them in backward */
+    MZ_MOVE_REDUCE,     /* after this call's backward products (replica gradients to the main) */
+    MZ_MOVE_STEP,       /* once per step, after the optimizer (placement change, fresh weights) */
+    MZ_MOVE_REDUCE_STEP /* once per step, after the last micro-batch's backward products of this
+                           layer (gradients accumulated over micro-batches) */
 } mz_move_phase;
 typedef enum mz_move_hide {
     MZ_HIDE_NOTHING,  /* blocks the rank */
@@ -46,8 +48,9 @@ typedef enum mz_move_hide {
 /* One transfer. A ring all-reduce over m ranks is m moves from neighbour to neighbour of
  * 2 (m-1)/m times the buffer each. src or dst may be MZ_EVERY_RANK, for state that is sharded
  * evenly over the group: `bytes` then come from (go to) all ranks in equal parts, and the part that
- * the other end holds itself does not travel. MZ_MOVE_STEP moves and a sharded optimizer's
- * MZ_MOVE_REDUCE moves happen once per step and stand in the plan of micro-batch 0 only. */
+ * the other end holds itself does not travel. MZ_MOVE_STEP and MZ_MOVE_REDUCE_STEP moves happen
+ * once per step: those in the plan of micro-batch 0 count. A plan that outlives its step (interval
+ * > 1) repeats its moves in every step but those marked `change`. */
 enum { MZ_EVERY_RANK = -1 };
 typedef struct mz_move {
     mz_move_kind kind;
@@ -56,6 +59,7 @@ typedef struct mz_move {
     int32_t expert, src, dst; /* src, dst: ranks of the group */
     int64_t bytes;            /* sent from src to dst */
     int32_t round;            /* latency rounds: transfers of equal round run together */
+    bool change;              /* of a placement change: only in the step that decided it */
 } mz_move;
 
 typedef struct mz_plan {
@@ -111,6 +115,13 @@ typedef struct mz_policy_env {
     int64_t token_bytes;  /* one row on the wire: 2H */
     bool recompute;
     uint64_t seed;
+    int32_t expert_groups; /* of the router (DeepSeek's n_group), E a multiple; 1: none */
+    int64_t
+        expert_state_bytes; /* the run's optimizer state of one expert, master weights included */
+    /* The simulator's own link and compute model, for rules that weigh bytes against work. */
+    double pair_seconds;    /* forward products of one pair where an expert has many rows */
+    double inside_bytes_s;  /* attained by one rank towards ranks of its own domain, bytes/s */
+    double outside_bytes_s; /* towards ranks of other domains; equal to inside where there is one */
 } mz_policy_env;
 
 /* Budgets of one call for policies with quotas, filled by sim/step (memory.c there); < 0: none. */
@@ -126,7 +137,9 @@ typedef struct mz_view {
     const mz_load *current;  /* NULL unless MZ_SEES_CURRENT */
     const mz_load *history;  /* NULL unless MZ_SEES_HISTORY, and before there is any: the
                                 sum over micro-batches of the step `lag` ago, or the mean over
-                                `window` steps ending there (rounded by largest remainder) */
+                                `window` steps ending there (rounded by largest remainder). With
+                                traits.history_calls the same over this layer's calls
+                                (micro-batches): lag 1 is the call before this one */
     const mz_budget *budget; /* NULL: none */
 } mz_view;
 
@@ -139,36 +152,50 @@ typedef struct mz_call {
 
 typedef enum mz_replica_memory {
     MZ_REPLICAS_NONE,
-    MZ_REPLICAS_SHARED,   /* one set of slot buffers for all layers */
-    MZ_REPLICAS_PER_LAYER /* resident from forward to the layer's backward (or always) */
+    MZ_REPLICAS_SHARED,    /* one set of slot buffers for all layers */
+    MZ_REPLICAS_PER_LAYER, /* those in use, from forward to the layer's backward */
+    MZ_REPLICAS_RESIDENT   /* slots - mains of every layer, always (placements that last) */
 } mz_replica_memory;
 
 /* What init answers: how to run the policy and what it costs in memory. */
 typedef struct mz_policy_traits {
     unsigned sees;
     int32_t lag, window, interval; /* steps; decide runs every `interval` steps (1: every call) */
+    bool history_calls;            /* lag and window count this layer's calls instead of steps */
+    bool plan_hidden;              /* decide runs beside the step: its time is not charged */
+    bool route_plans;              /* route solves too: charged at every call as "NAME.route" */
+    double planner_seconds; /* >= 0: charged per decide instead of the profile's entry (plug-ins);
+                               set by init only where `planner_stated` */
+    bool planner_stated;
     bool lossy;
     int32_t slots;      /* per rank, mains included */
     bool free_replicas; /* hosts beyond the mains cost and count nothing (ideal) */
     mz_replica_memory replica_memory;
     int64_t replica_gradient_bytes; /* per replica slot: 0, W or 2W */
+    bool replica_optimizer;         /* resident replicas carry optimizer state of their own */
     bool sharded_optimizer;         /* expert optimizer state spread over the whole group (SYMI) */
-    bool resend;                    /* backward: activations recomputed at the destination */
-    bool needs_weights;             /* wants gate weights in pairs when they are recorded */
-    bool capacity_padded;           /* buffers and messages are sized by capacity, not use */
-    double capacity_factor;         /* 0: capacity is the largest count (nothing dropped) */
-    int64_t capacity_min;           /* rows */
-    int32_t score_combine_bytes;    /* per pair, rides with combine: ||h||^2 back to the source */
-    int32_t score_home_bytes;  /* per pair, to the expert's rank before backward (scope=global) */
-    bool router_gradient_kept; /* expert outputs of all pairs stay until backward */
-    const char *score_source;  /* "" none, "gate weights", "trace"; text owned by the state, set
-                                  by the first route that sees pairs */
-    const char *label;         /* "LRMoE (our reading)" or NULL */
+    bool sharded_weights;           /* expert weights and gradients too (LAER): every slot is a
+                                       transient buffer of weights and gradients */
+    int32_t prefetch;               /* sharded_weights: layers whose slots are restored ahead */
+    int64_t buffer_bytes;           /* further resident bytes per rank (gradient accumulators) */
+    int32_t chunks;       /* > 1: dispatch, products and combine run in so many overlapping parts */
+    bool resend;          /* backward: activations recomputed at the destination */
+    bool needs_weights;   /* wants gate weights in pairs when they are recorded */
+    bool capacity_padded; /* buffers and messages are sized by capacity, not use */
+    double capacity_factor;      /* 0: capacity is the largest count (nothing dropped) */
+    int64_t capacity_min;        /* rows */
+    int32_t score_combine_bytes; /* per pair, rides with combine: ||h||^2 back to the source */
+    int32_t score_home_bytes;    /* per pair, to the expert's rank before backward (scope=global) */
+    bool router_gradient_kept;   /* expert outputs of all pairs stay until backward */
+    const char *score_source;    /* "" none, "gate weights", "trace"; text owned by the state, set
+                                    by the first route that sees pairs */
+    const char *label;           /* "LRMoE (our reading)" or NULL */
 } mz_policy_traits;
 
 typedef struct mz_policy {
     const char *name;
     const char *summary;
+    bool needs_sizes; /* its rule weighs bytes or times: env must come from a model and a cluster */
     const mz_opt *options;
     int option_count;
     size_t options_size; /* struct filled by mz_opt_parse_list */
@@ -215,10 +242,11 @@ void mz_largest_remainder(int64_t total, const int64_t *weight, int32_t n, int64
  * factor), minimum); with factor 0 the largest count of the load. */
 int64_t mz_capacity_rows(const mz_policy_traits *traits, const mz_load *load, int32_t source);
 
-/* Bounds: exact optimum for the plan's own hosts (max-flow), and a lower bound over all placements
- * with the given slots (max of mean and, per expert, n_e / number of ranks). Rows, not ratios. */
+/* Bounds on the rows of the busiest rank: the exact optimum for the plan's own hosts (max-flow),
+ * and a proven lower bound over all placements with `slots` slots per rank, mains included (0: as
+ * many as one likes; bound.c has the proof). Rows, not ratios. */
 mz_code mz_bound_hosts(mz_balance *balance, const mz_plan *plan, const mz_load *load, int64_t *rows,
                        mz_err *err);
-int64_t mz_bound_any(const mz_load *load, int32_t ranks);
+int64_t mz_bound_any(const mz_load *load, int32_t ranks, int32_t slots);
 
 #endif
