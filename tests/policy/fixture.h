@@ -79,12 +79,13 @@ typedef struct rig {
     void *options, *state;
     mz_policy_traits traits;
     mz_plan *plan;
+    int64_t step; /* of the next calls, as layer and micro_batch */
+    int32_t layer, micro_batch;
     mz_err err;
 } rig;
 
-/* domain_size 0: one domain. */
-static inline mz_code rig_try(rig *r, const char *text, int32_t ranks, int32_t experts,
-                              int32_t domain_size) {
+/* A small group; tests change the environment before rig_start. domain_size 0: one domain. */
+static inline void rig_prepare(rig *r, int32_t ranks, int32_t experts, int32_t domain_size) {
     *r = (rig){0};
     r->domain = calloc((size_t)ranks, sizeof(int32_t));
     for (int32_t i = 0; i < ranks && domain_size > 0; i++)
@@ -100,13 +101,27 @@ static inline mz_code rig_try(rig *r, const char *text, int32_t ranks, int32_t e
                              .expert_parameters = 3 * 64 * 32,
                              .weight_bytes = 6 * 64 * 32,
                              .token_bytes = 128,
-                             .seed = 7};
+                             .seed = 7,
+                             .expert_groups = 1,
+                             .expert_state_bytes = 12 * 3 * 64 * 32,
+                             .pair_seconds = 1e-8,
+                             .inside_bytes_s = 2e11,
+                             .outside_bytes_s = domain_size > 0 ? 5e10 : 2e11};
+}
+
+static inline mz_code rig_start(rig *r, const char *text) {
     mz_code code = mz_policy_parse(text, &r->arena, &r->policy, &r->options, &r->err);
     if (code == MZ_OK)
         code = r->policy->init(&r->env, r->options, &r->arena, &r->state, &r->traits, &r->err);
     if (code == MZ_OK)
-        code = mz_plan_create(ranks, experts, r->traits.slots, &r->plan, &r->err);
+        code = mz_plan_create(r->env.ranks, r->env.experts, r->traits.slots, &r->plan, &r->err);
     return code;
+}
+
+static inline mz_code rig_try(rig *r, const char *text, int32_t ranks, int32_t experts,
+                              int32_t domain_size) {
+    rig_prepare(r, ranks, experts, domain_size);
+    return rig_start(r, text);
 }
 
 static inline void rig_open(rig *r, const char *text, int32_t ranks, int32_t experts,
@@ -125,10 +140,17 @@ static inline void rig_close(rig *r) {
 /* One call: decide with what the policy may see, route, check. */
 static inline void rig_call(rig *r, const mz_load *load, const mz_load *history,
                             const mz_budget *budget, const mz_pairs *pairs) {
-    mz_view view = {.current = r->traits.sees & MZ_SEES_CURRENT ? load : NULL,
+    mz_view view = {.step = r->step,
+                    .micro_batch = r->micro_batch,
+                    .layer = r->layer,
+                    .current = r->traits.sees & MZ_SEES_CURRENT ? load : NULL,
                     .history = r->traits.sees & MZ_SEES_HISTORY ? history : NULL,
                     .budget = budget};
-    mz_call call = {.load = load, .pairs = pairs};
+    mz_call call = {.step = r->step,
+                    .micro_batch = r->micro_batch,
+                    .layer = r->layer,
+                    .load = load,
+                    .pairs = pairs};
     mz_code code = r->policy->decide(r->state, &view, r->plan, &r->err);
     if (code == MZ_OK)
         code = r->policy->route(r->state, &call, r->plan, &r->err);
