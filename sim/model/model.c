@@ -88,6 +88,7 @@ static mz_code read_common(mz_json *config, mz_blocks *blocks, mz_err *err) {
         return code;
     model->layers = (int32_t)layers;
     model->expert_group = 1;
+    model->router_groups = 1;
     model->gated = true;
     model->is_moe = blocks->is_moe = MZ_NEW(&model->arena, bool, layers);
     model->is_sliding = blocks->is_sliding = MZ_NEW(&model->arena, bool, layers);
@@ -144,6 +145,7 @@ static mz_code resolve(mz_model *model, mz_err *err) {
         {"experts", model->experts},
         {"top_k", model->top_k},
         {"expert_group", model->expert_group},
+        {"router_groups", model->router_groups},
         {"expert_intermediate", model->expert_intermediate},
         {"shared_experts", model->shared_experts},
         {"shared_intermediate", model->shared_intermediate},

@@ -34,6 +34,7 @@ typedef struct mz_model {
     int32_t experts, top_k, shared_experts;
     int32_t expert_group; /* experts in one routed unit: 1, or C where traces know groups only;
                              a unit's weights are C experts', a pair's FLOPs one expert's */
+    int32_t router_groups; /* of experts that the router chooses groups from (n_group); 1: none */
     int64_t hidden, expert_intermediate, dense_intermediate, vocab;
     int64_t shared_intermediate; /* of all shared experts together */
     int32_t heads, kv_heads;

@@ -124,6 +124,24 @@ typedef struct mz_policy_env {
     double outside_bytes_s; /* towards ranks of other domains; equal to inside where there is one */
 } mz_policy_env;
 
+/* The environment of one expert-parallel group of a job (env.c). Simulator, replay and `mizan
+ * place` fill it here, so that a policy sees the same numbers in all of them. */
+struct mz_model;
+struct mz_cluster;
+struct mz_optimizer;
+typedef struct mz_policy_job {
+    const struct mz_model *model;
+    const struct mz_cluster *cluster;     /* its ranks are the job's */
+    const struct mz_optimizer *optimizer; /* NULL: 12 bytes a parameter (AdamW on bf16 weights) */
+    int32_t ep;                           /* ranks of one group; divides the cluster's ranks */
+    bool recompute;
+    uint64_t seed;
+} mz_policy_job;
+/* env->domain lives in arena; domains of the group are numbered from 0 in order of rank.
+ * O(ep + tensors). MZ_ENOMEM alone. */
+mz_code mz_policy_env_of(const mz_policy_job *job, int32_t group, mz_arena *arena,
+                         mz_policy_env *env, mz_err *err);
+
 /* Budgets of one call for policies with quotas, filled by sim/step (memory.c there); < 0: none. */
 typedef struct mz_budget {
     int64_t backward_rows;      /* most kept pairs a rank can hold in this layer's backward */
@@ -170,6 +188,8 @@ typedef struct mz_policy_traits {
     bool lossy;
     int32_t slots;      /* per rank, mains included */
     bool free_replicas; /* hosts beyond the mains cost and count nothing (ideal) */
+    bool open_slots;    /* copies live for one call, in as many slots as a plan likes (LLEP);
+                           `slots` does not limit them */
     mz_replica_memory replica_memory;
     int64_t replica_gradient_bytes; /* per replica slot: 0, W or 2W */
     bool replica_optimizer;         /* resident replicas carry optimizer state of their own */

@@ -69,42 +69,6 @@ static mz_code alloc_load(mz_arena *arena, int32_t sources, int32_t experts, mz_
     return MZ_OK;
 }
 
-static mz_policy_env environment(const mz_sim *sim) {
-    const mz_model *m = sim->model;
-    return (mz_policy_env){.ranks = sim->options.ep,
-                           .experts = sim->experts,
-                           .top_k = m->top_k,
-                           .layers = sim->layers,
-                           .domain = sim->cluster->topology.domain,
-                           .domains = sim->cluster->topology.domains,
-                           .hidden = m->hidden,
-                           .intermediate = m->expert_intermediate,
-                           .expert_parameters = mz_model_expert_parameters(m),
-                           .weight_bytes = 2 * mz_model_expert_parameters(m),
-                           .token_bytes = 2 * m->hidden,
-                           .recompute = sim->options.recompute != MZ_RECOMPUTE_NONE,
-                           .seed = sim->options.seed};
-}
-
-/* Domains of one group's ranks, numbered from 0 in order of appearance. */
-static mz_code group_domains(mz_sim *sim, int32_t group, mz_policy_env *env, mz_err *err) {
-    const int32_t n = sim->options.ep;
-    int32_t *domain = MZ_NEW(&sim->arena, int32_t, n);
-    if (!domain)
-        return mz_fail_nomem(err, "domains of a group");
-    const int32_t *all = sim->cluster->topology.domain + (int64_t)group * n;
-    int32_t count = 0;
-    for (int32_t r = 0; r < n; r++) {
-        /* Ranks of one domain are consecutive, so a change of number is a new domain. */
-        if (r > 0 && all[r] != all[r - 1])
-            count++;
-        domain[r] = count;
-    }
-    env->domain = domain;
-    env->domains = count + 1;
-    return MZ_OK;
-}
-
 static mz_code init_policy(mz_sim *sim, sim_policy *p, const char *text, mz_err *err) {
     p->text = mz_arena_strdup(&sim->arena, text);
     p->state = MZ_NEW(&sim->arena, void *, sim->groups);
@@ -115,9 +79,15 @@ static mz_code init_policy(mz_sim *sim, sim_policy *p, const char *text, mz_err 
         return mz_fail_nomem(err, "a policy");
     void *options = NULL;
     mz_code code = mz_policy_parse(text, &sim->arena, &p->policy, &options, err);
-    mz_policy_env env = environment(sim);
+    const mz_policy_job job = {.model = sim->model,
+                               .cluster = sim->cluster,
+                               .optimizer = sim->options.optimizer,
+                               .ep = sim->options.ep,
+                               .recompute = sim->options.recompute != MZ_RECOMPUTE_NONE,
+                               .seed = sim->options.seed};
     for (int32_t g = 0; code == MZ_OK && g < sim->groups; g++) {
-        code = group_domains(sim, g, &env, err);
+        mz_policy_env env;
+        code = mz_policy_env_of(&job, g, &sim->arena, &env, err);
         if (code == MZ_OK)
             code = p->policy->init(&env, options, &sim->arena, &p->state[g], &p->traits, err);
     }

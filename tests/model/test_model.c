@@ -202,6 +202,19 @@ static void expert_groups(void **state) {
     mz_model_free(&model);
 }
 
+/* n_group of the published configs; a model without it has one group of all experts. */
+static void router_groups(void **state) {
+    const struct {
+        const char *name;
+        int32_t groups;
+    } want[] = {{"deepseek-v3", 8}, {"deepseek-v2", 8}, {"glm-4.5", 1}, {"qwen3-30b-a3b", 1}};
+    for (size_t i = 0; i < sizeof want / sizeof *want; i++) {
+        mz_model *model = load(want[i].name);
+        assert_int_equal(model->router_groups, want[i].groups);
+        mz_model_free(&model);
+    }
+}
+
 static void every_shipped_config_loads(void **state) {
     mz_arena arena = {0};
     char **names;
@@ -295,6 +308,7 @@ int main(void) {
         cmocka_unit_test(expert_bytes),
         cmocka_unit_test(flops_by_hand),
         cmocka_unit_test(expert_groups),
+        cmocka_unit_test(router_groups),
         cmocka_unit_test(every_shipped_config_loads),
         cmocka_unit_test(bad_configs),
         cmocka_unit_test(unknown_names),

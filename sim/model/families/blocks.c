@@ -27,6 +27,18 @@ mz_code mz_read_experts(mz_json *config, mz_blocks *blocks, const char *experts_
     return MZ_OK;
 }
 
+mz_code mz_read_router_groups(mz_json *config, mz_blocks *blocks, mz_err *err) {
+    mz_model *model = blocks->model;
+    int64_t groups;
+    mz_code code = mz_json_int_or(config, "n_group", 1, 1, model->experts, &groups, err);
+    if (code == MZ_OK && model->experts % groups)
+        code = mz_fail(err, MZ_EINPUT, "%s: 'n_group' %lld does not divide %d experts",
+                       config->where, (long long)groups, model->experts);
+    if (code == MZ_OK)
+        model->router_groups = (int32_t)groups;
+    return code;
+}
+
 mz_code mz_read_head_dim(mz_json *config, mz_blocks *blocks, mz_err *err) {
     mz_model *model = blocks->model;
     if (!mz_json_has(config, "head_dim") && model->hidden % model->heads)

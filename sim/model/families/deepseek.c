@@ -29,6 +29,8 @@ static mz_code read_common(mz_json *config, mz_blocks *blocks, mz_err *err) {
         code = mz_read_experts(config, blocks, "n_routed_experts", "num_experts_per_tok",
                                "moe_intermediate_size", err);
     if (code == MZ_OK)
+        code = mz_read_router_groups(config, blocks, err);
+    if (code == MZ_OK)
         code = mz_json_int_or(config, "n_shared_experts", 0, 0, 1024, &shared, err);
     if (code == MZ_OK)
         code = mz_json_int_or(config, "moe_layer_freq", 1, 1, 1, &every, err);

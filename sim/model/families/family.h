@@ -43,6 +43,8 @@ mz_code mz_read_size_or(mz_json *config, const char *key, int64_t dflt, int64_t 
 /* Routed experts: their number, experts per token and intermediate size under the family's keys. */
 mz_code mz_read_experts(mz_json *config, mz_blocks *blocks, const char *experts_key,
                         const char *top_k_key, const char *size_key, mz_err *err);
+/* n_group: groups of experts that the router first chooses from; absent: one. After read_experts. */
+mz_code mz_read_router_groups(mz_json *config, mz_blocks *blocks, mz_err *err);
 /* Query, key and value heads of one size: head_dim, by default hidden / heads. */
 mz_code mz_read_head_dim(mz_json *config, mz_blocks *blocks, mz_err *err);
 /* The first `dense` layers (first_k_dense_replace) are dense, of intermediate_size. */

@@ -10,6 +10,8 @@ static mz_code read_glm4(mz_json *config, mz_blocks *blocks, mz_err *err) {
     mz_code code = mz_read_experts(config, blocks, "n_routed_experts", "num_experts_per_tok",
                                    "moe_intermediate_size", err);
     if (code == MZ_OK)
+        code = mz_read_router_groups(config, blocks, err);
+    if (code == MZ_OK)
         code = mz_read_head_dim(config, blocks, err);
     if (code == MZ_OK)
         code = mz_json_int_or(config, "n_shared_experts", 0, 0, 1024, &shared, err);
