@@ -68,6 +68,16 @@ static void own_rows(mz_expand *x, const int32_t *host, int32_t m, int64_t *rest
         take(&rest[host[j]], &x->room[j], &x->matrix[(int64_t)j * x->ranks + host[j]]);
 }
 
+/* What the hosts still take, source after source. */
+static void in_order(mz_expand *x, int32_t m, int64_t *rest) {
+    int32_t s = 0;
+    for (int32_t j = 0; j < m; j++)
+        while (x->room[j] > 0 && s < x->ranks) {
+            take(&rest[s], &x->room[j], &x->matrix[(int64_t)j * x->ranks + s]);
+            s += rest[s] == 0;
+        }
+}
+
 static void spread_exact(mz_expand *x, const int32_t *host, int32_t m, int64_t *rest) {
     own_rows(x, host, m, rest);
     for (int32_t j = 0; j < m && x->domains > 1; j++) {
@@ -77,12 +87,7 @@ static void spread_exact(mz_expand *x, const int32_t *host, int32_t m, int64_t *
             take(&rest[s], &x->room[j], &x->matrix[(int64_t)j * x->ranks + s]);
         }
     }
-    int32_t s = 0;
-    for (int32_t j = 0; j < m; j++)
-        while (x->room[j] > 0 && s < x->ranks) {
-            take(&rest[s], &x->room[j], &x->matrix[(int64_t)j * x->ranks + s]);
-            s += rest[s] == 0;
-        }
+    in_order(x, m, rest);
 }
 
 /* Ties go to the lower host rank, then the lower instance (8.4); hosts are in instance order, so
@@ -170,6 +175,9 @@ static void spread_expert(mz_expand *x, const int32_t *host, int32_t m, int64_t 
     case MZ_SPREAD_SHARE_LOCAL:
     case MZ_SPREAD_SHARE:
         spread_share(x, host, m, rest, spread == MZ_SPREAD_SHARE_LOCAL);
+        break;
+    case MZ_SPREAD_ORDER:
+        in_order(x, m, rest);
         break;
     case MZ_SPREAD_DEAL:
         spread_deal(x, m, rest);

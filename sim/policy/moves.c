@@ -35,11 +35,11 @@ static int32_t relays_for(const mz_replica_moves *how, int32_t n) {
 static mz_code move_replica(mz_plan *plan, const mz_replica_moves *how, int32_t e, int32_t src,
                             int32_t dst, int32_t round, int32_t rounds, mz_err *err) {
     mz_move weights = {
-        MZ_MOVE_WEIGHTS, MZ_MOVE_FORWARD, MZ_HIDE_PACK, e, src, dst, how->weight_bytes, round};
+        MZ_MOVE_WEIGHTS, MZ_MOVE_FORWARD, how->hide, e, src, dst, how->weight_bytes, round};
     mz_move again = weights;
     again.phase = MZ_MOVE_BACKWARD;
-    again.hide = MZ_HIDE_LAYERS;
-    mz_move gradients = {MZ_MOVE_GRADIENTS,   MZ_MOVE_REDUCE,    MZ_HIDE_LAYERS, e, dst, src,
+    again.hide = how->hide_back;
+    mz_move gradients = {MZ_MOVE_GRADIENTS,   MZ_MOVE_REDUCE,    how->hide_back, e, dst, src,
                          how->gradient_bytes, rounds - 1 - round};
     mz_code code = mz_plan_add_move(plan, weights, err);
     if (code == MZ_OK && how->again)

@@ -85,14 +85,15 @@ mz_code mz_replicate_plan(mz_replicate *replicate, const mz_replicate_rule *rule
 
 /* ---- moves.c ------------------------------------------------------------------------------------
  * What replicas beside fixed mains move per layer call (balancing-systems.md 8.5): weights from the
- * main beside packing, weights again under other layers where `again`, gradients back to the main
- * under other layers. With relay, experts of 4 replicas and more are sent in two rounds: to
- * min(8, floor(sqrt n)) relays, and from these to the others; gradients take the same way back and
- * are summed at the relays. */
+ * main, weights again before backward where `again`, gradients back to the main. With relay,
+ * experts of 4 replicas and more are sent in two rounds: to min(8, floor(sqrt n)) relays, and from
+ * these to the others; gradients take the same way back and are summed at the relays. */
 typedef struct mz_replica_moves {
     int64_t weight_bytes, gradient_bytes;
     bool again; /* the slots are shared by the layers: weights travel again for backward */
     bool relay;
+    mz_move_hide hide;      /* weights of forward */
+    mz_move_hide hide_back; /* weights again, gradients */
 } mz_replica_moves;
 /* sent: scratch of R elements. */
 mz_code mz_plan_replica_moves(mz_plan *plan, const mz_replica_moves *how, int64_t *sent,
@@ -153,6 +154,8 @@ typedef enum mz_spread {
                               proportion to what the instances still take (largest remainder);
                               totals can differ from `target` by a few rows */
     MZ_SPREAD_SHARE,       /* the same without the first stage */
+    MZ_SPREAD_ORDER,       /* instance totals equal `target`: the first rows in order of sources to
+                              the first instance, the next to the second */
     MZ_SPREAD_DEAL         /* round robin over the instances, source after source: totals are even
                               to one row; `target` is not used */
 } mz_spread;

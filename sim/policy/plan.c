@@ -136,7 +136,7 @@ static mz_code check_hosts(const mz_plan *plan, const mz_policy_traits *traits, 
             return mz_fail(err, MZ_EINTERNAL, "instance %d is on rank %d of %d", i, r, plan->ranks);
         used[r]++;
     }
-    for (int32_t r = 0; r < plan->ranks && !traits->free_replicas; r++)
+    for (int32_t r = 0; r < plan->ranks && !traits->free_replicas && !traits->open_slots; r++)
         if (used[r] > traits->slots)
             return mz_fail(err, MZ_EINTERNAL, "rank %d holds %lld instances in %d slots", r,
                            (long long)used[r], traits->slots);

@@ -213,7 +213,9 @@ static mz_code lrmoe_init(const mz_policy_env *env, const void *options, mz_aren
     state->moves = (mz_replica_moves){.weight_bytes = W,
                                       .gradient_bytes = o->gradient == 1 ? 2 * W : W,
                                       .again = o->lifetime == 1,
-                                      .relay = mz_largest_domain(env) > DIRECT_DOMAIN};
+                                      .relay = mz_largest_domain(env) > DIRECT_DOMAIN,
+                                      .hide = MZ_HIDE_PACK,
+                                      .hide_back = MZ_HIDE_LAYERS};
     state->row_memory = 4 * H + 6 * I + (resend ? 2 * H + 6 * I : 0);
     state->row_flops = (resend ? 16 : 12) * H * I;
     state->token_bytes = env->token_bytes;

@@ -285,6 +285,9 @@ static void spreading_by_hand(void **unused) {
      * the largest share, source 1's three are 1.33, 1, 0.67 -> 1, 1, 1. */
     spread_case(MZ_SPREAD_SHARE, (int64_t[]){1, 3, 1, 4}, (int64_t[]){4, 3, 2},
                 (const int64_t[3][4]){{1, 1, 1, 2}, {0, 1, 0, 1}, {0, 1, 0, 1}});
+    /* In order: the first 6 rows are sources 0, 1 and half of 2, the next 7, then 2. */
+    spread_case(MZ_SPREAD_ORDER, (int64_t[]){1, 4, 2, 8}, (int64_t[]){6, 7, 2},
+                (const int64_t[3][4]){{1, 4, 1, 0}, {0, 0, 1, 6}, {0, 0, 0, 2}});
     /* Dealt like cards: 1, then 3, 1, 4 go on where the last source stopped. */
     spread_case(MZ_SPREAD_DEAL, (int64_t[]){1, 3, 1, 4}, NULL,
                 (const int64_t[3][4]){{1, 1, 0, 1}, {0, 1, 1, 1}, {0, 1, 0, 2}});
@@ -310,8 +313,12 @@ static void relay_in_two_rounds(void **unused) {
     replica[9] = (mz_replica){1, 0, 5};
     assert_int_equal(mz_plan_hosts(plan, main_rank, total, replica, 10, count, &err), MZ_OK);
     assert_int_equal(plan->target[0], 910);
-    mz_replica_moves how = {
-        .weight_bytes = 100, .gradient_bytes = 200, .again = true, .relay = true};
+    mz_replica_moves how = {.weight_bytes = 100,
+                            .gradient_bytes = 200,
+                            .again = true,
+                            .relay = true,
+                            .hide = MZ_HIDE_PACK,
+                            .hide_back = MZ_HIDE_LAYERS};
     assert_int_equal(mz_plan_replica_moves(plan, &how, sent, &err), MZ_OK);
     /* floor(sqrt 9) = 3 relays; rank 1 sends already, so ranks 2, 3, 4 relay, two others each. */
     int64_t first = 0, second = 0, back_main = 0, back_relay = 0, from_main = 0;
