@@ -112,17 +112,37 @@ mz_code mz_placement_create(mz_arena *arena, const mz_policy_env *env, int32_t s
  * before the first. */
 const int32_t *mz_placement_hosts(const mz_placement *placement, int32_t layer,
                                   const int32_t **begin);
-/* One MZ_MOVE_STEP move marked `change`, blocking where `hide` is MZ_HIDE_NOTHING, for every
- * (expert, rank) of the plan that did not host the expert before: weight_bytes + state_bytes from
- * the nearest former host (same domain first, then the lowest rank). The plan's hosts are then
- * remembered. The first placement of a layer moves nothing: training starts with it. *moved counts
- * the copies. */
+/* Sets the plan's hosts to those remembered, targets -1; false before there are any. */
+bool mz_placement_restore(const mz_placement *placement, int32_t layer, mz_plan *plan);
+/* One move marked `change` for every (expert, rank) of the plan that did not host the expert
+ * before: weight_bytes + state_bytes from the nearest former host (same domain first, then the
+ * lowest rank), in `phase` (MZ_MOVE_STEP where the placement outlives the micro-batch,
+ * MZ_MOVE_FORWARD where every call may change it), blocking where `hide` is MZ_HIDE_NOTHING. The
+ * plan's hosts are then remembered. The first placement of a layer moves nothing: training starts
+ * with it. *moved counts the copies. */
 mz_code mz_placement_change(mz_placement *placement, int32_t layer, int64_t weight_bytes,
-                            int64_t state_bytes, mz_move_hide hide, mz_plan *plan, int32_t *moved,
-                            mz_err *err);
-/* moves.c: ring all-reduce of `bytes` over the distinct hosts of every expert that has several. */
+                            int64_t state_bytes, mz_move_phase phase, mz_move_hide hide,
+                            mz_plan *plan, int32_t *moved, mz_err *err);
+/* moves.c: ring all-reduce of `bytes` over the distinct hosts (by ascending rank) of every expert
+ * that has several. */
 mz_code mz_plan_ring_moves(mz_plan *plan, int64_t bytes, mz_move_phase phase, mz_move_hide hide,
                            mz_err *err);
+
+/* ---- pack.c: balanced packing and replica counts
+ * --------------------------------------------------*/
+typedef struct mz_pack mz_pack;
+mz_code mz_pack_create(mz_arena *arena, int32_t items, int32_t bins, mz_pack **pack, mz_err *err);
+/* LPT with caps: items by weight descending (ties: lower item), each to the lightest bin with a
+ * free place (ties: lower bin). room[b]: places of bin b; load[b]: what it carries before, and
+ * after. bin[i], place[i]: where item i went and its number there. MZ_EINTERNAL where there are
+ * fewer places than items. O(items log(items * bins)). */
+mz_code mz_pack_lpt(mz_pack *pack, const double *weight, int32_t items, const int32_t *room,
+                    double *load, int32_t bins, int32_t *bin, int32_t *place, mz_err *err);
+/* One replica each, then for every further slot one more to the largest load per replica (ties:
+ * lower expert). extra (may be NULL) gets the experts of the slots beyond E in that order. experts
+ * is at most `items` of create. O(slots log E). */
+void mz_pack_replicate(mz_pack *pack, const int64_t *load, int32_t experts, int32_t slots,
+                       int32_t *count, int32_t *extra);
 
 /* ---- policy_symi.c
  * ------------------------------------------------------------------------------*/
