@@ -23,6 +23,11 @@ void mz_shares_split(const mz_shares *shares, int64_t total, int64_t *share, uin
  * is 55. Exact up to 2^48. */
 int64_t mz_rows_up(double x);
 
+/* ---- order.c
+ * order: the indices 0..n-1 by falling key, equal keys by index. scratch has n elements. No key is
+ * a NaN. Loads below 2^53 are exact as keys. O(n log n). */
+void mz_order_falling(const double *key, int32_t n, int32_t *order, int32_t *scratch);
+
 /* ---- layout.c: mains ---------------------------------------------------------------------------
  * Block layout: expert e on rank e div (E/R). Where R does not divide E, the first E mod R ranks
  * hold one expert more; with R > E the first E ranks hold one each and the rest none. */
