@@ -55,7 +55,8 @@ static const mz_opt sim_options[] = {
      "flow: relative error allowed when close events are merged", 0, 0.5},
     {"recompute", 0, MZ_OPT_ENUM, AT(recompute), "none", "none|selective|full",
      "activation recomputation"},
-    {"optimizer", 0, MZ_OPT_STR, AT(optimizer), "adamw", "NAME", "optimizer; --list names them"},
+    {"optimizer", 0, MZ_OPT_STR, AT(optimizer), "adamw", "NAME[K=V]",
+     "optimizer, options in brackets; --list names them"},
     {"temporaries", 0, MZ_OPT_ENUM, AT(temporaries), "fused", "fused|chunked|unfused",
      "temporaries of the optimizer's update"},
     {"allocator", 0, MZ_OPT_ENUM, AT(allocator), "exact", "exact|rounded",
@@ -100,6 +101,7 @@ typedef struct sim_job {
     mz_stream *stream;
     mz_sim *sim;
     mz_step_options options;
+    mz_optimizer optimizer;
     mz_result result;
 } sim_job;
 
@@ -157,9 +159,12 @@ static mz_code list_all(mz_app *app, mz_err *err) {
     }
     int count = 0;
     const mz_optimizer *const *optimizer = mz_optimizers(&count);
-    fprintf(app->out, "optimizers (--optimizer)\n");
-    for (int i = 0; i < count; i++)
-        fprintf(app->out, "  %-14s %s\n", optimizer[i]->name, optimizer[i]->summary);
+    fprintf(app->out, "optimizers (--optimizer), options in brackets with their defaults\n");
+    for (int i = 0; i < count; i++) {
+        fprintf(app->out, "  %-10s %s\n", optimizer[i]->name, optimizer[i]->summary);
+        for (int k = 0; k < optimizer[i]->table_count; k++)
+            print_option(app->out, &optimizer[i]->table[k]);
+    }
     return MZ_OK;
 }
 
@@ -228,7 +233,8 @@ static mz_code step_options(sim_job *job, mz_err *err) {
     o->seed = (uint64_t)a->seed;
     o->budget_memory_bytes = a->budget_memory;
     o->budget_network_bytes = a->budget_network;
-    mz_code code = mz_optimizer_find(a->optimizer, &o->optimizer, err);
+    mz_code code = mz_optimizer_parse(a->optimizer, &job->optimizer, err);
+    o->optimizer = &job->optimizer;
     return code == MZ_OK ? set_effects(a->effects, &o->effects, err) : code;
 }
 

@@ -326,6 +326,23 @@ mz_code mz_opt_parse_list(const mz_opt *table, int count, const char *owner, cha
     return code;
 }
 
+mz_code mz_opt_split_name(char *text, const char *what, char **options, mz_err *err) {
+    char *open = strchr(text, '[');
+    size_t length = strlen(text);
+    *options = text + length;
+    if (!open && strchr(text, ']'))
+        return mz_fail(err, MZ_EINPUT, "%s \"%s\": ']' without '['", what, text);
+    if (!open)
+        return MZ_OK;
+    if (text[length - 1] != ']')
+        return mz_fail(err, MZ_EINPUT, "%s \"%s\": write options as name[key=value,...]", what,
+                       text);
+    text[length - 1] = 0;
+    *open = 0;
+    *options = open + 1;
+    return MZ_OK;
+}
+
 mz_code mz_split_list(char *text, char **parts, int max, int *count, mz_err *err) {
     int depth = 0;
     char *start = text;

@@ -58,6 +58,10 @@ mz_code mz_opt_parse(const mz_opt_spec *spec, void *dst, int argc, char **argv, 
 mz_code mz_opt_parse_list(const mz_opt *table, int count, const char *owner, char *text, void *dst,
                           mz_err *err);
 
+/* "name[key=value,...]" in place: `text` keeps the name, *options points behind the bracket, ""
+ * without one. `what` names the thing in messages: "policy". */
+mz_code mz_opt_split_name(char *text, const char *what, char **options, mz_err *err);
+
 void mz_opt_help(const mz_opt_spec *spec, FILE *out);
 
 /* Nearest of `names` to `word` by edit distance, or NULL when none is near. */

@@ -102,15 +102,17 @@ static mz_code list_tensors(const mz_family *family, mz_blocks *blocks, const ch
                             mz_err *err) {
     mz_model *model = blocks->model;
     blocks->layer = -1;
-    mz_add(blocks, MZ_TIER_BACKBONE, "model.embed_tokens.weight", model->vocab, model->hidden, 1);
+    mz_add(blocks, MZ_TIER_BACKBONE, "model.embed_tokens.weight", model->vocab, model->hidden, 1)
+        ->role = MZ_ROLE_EMBEDDING;
     for (blocks->layer = 0; blocks->layer < model->layers; blocks->layer++) {
         family->layer(blocks);
         model->moe_layers += model->is_moe[blocks->layer];
     }
     blocks->layer = -1;
-    mz_add(blocks, MZ_TIER_BACKBONE, "model.norm.weight", model->hidden, 1, 1);
+    mz_add_vector(blocks, MZ_TIER_BACKBONE, "model.norm.weight", model->hidden);
     if (!model->tied_embeddings)
-        mz_add(blocks, MZ_TIER_BACKBONE, "lm_head.weight", model->vocab, model->hidden, 1);
+        mz_add(blocks, MZ_TIER_BACKBONE, "lm_head.weight", model->vocab, model->hidden, 1)->role =
+            MZ_ROLE_HEAD;
     mz_tensor *copy = blocks->no_memory ? NULL : MZ_NEW(&model->arena, mz_tensor, blocks->tensors);
     if (!copy)
         return mz_fail_nomem(err, "a model's tensors");

@@ -1,6 +1,5 @@
 /* Architectures, read from Hugging Face config.json files, and everything that follows from them:
- * tensors, parameters by tier, FLOPs, bytes, optimizer state. Shipped configs: sim/model/configs/.
- */
+ * tensors, parameters by tier, FLOPs, bytes. Shipped configs: sim/model/configs/. */
 #ifndef MIZAN_SIM_MODEL_MODEL_H
 #define MIZAN_SIM_MODEL_MODEL_H
 
@@ -13,17 +12,29 @@
 
 typedef enum mz_tier { MZ_TIER_BACKBONE, MZ_TIER_EXPERT, MZ_TIER_ROUTER, MZ_TIER_SHARED } mz_tier;
 
-/* One tensor, as the checkpoint has it; `count` identical copies (experts of a layer) in one row.
- */
+/* What a matrix is: a map between features, a table of words or positions, the output head. */
+typedef enum mz_role { MZ_ROLE_MAP, MZ_ROLE_EMBEDDING, MZ_ROLE_HEAD } mz_role;
+
+/* `count` tensors of one shape (the experts of a layer) in one row, as the checkpoint has them. */
 typedef struct mz_tensor {
-    char name[96];
-    int64_t rows, cols; /* cols == 1: a vector */
+    char name[96];      /* '*' stands for the copy's number; mz_tensor_name puts it in */
+    int64_t rows, cols; /* of one copy; a vector has one column */
     int64_t count;
     int32_t layer; /* -1: not in a layer (embedding, head, final norm) */
     mz_tier tier;
     int32_t bytes_per_value; /* 2 bf16, 4 fp32: what training holds, not a quantised checkpoint */
     bool trainable; /* false: set by a rule, no gradient (DeepSeek's score correction bias) */
+    bool vector;    /* one copy has one dimension */
+    bool stacked;   /* the copies are slices of one tensor with one dimension more, count first */
+    mz_role role;
 } mz_tensor;
+
+/* The checkpoint's tensors of a row: count, or 1 where stacked. */
+int64_t mz_tensor_parts(const mz_tensor *tensor);
+/* Dimensions of one of them, 1 to 3, into shape. */
+int mz_tensor_shape(const mz_tensor *tensor, int64_t shape[3]);
+/* Name of the i-th, 0 <= i < mz_tensor_parts: layers.3.mlp.experts.17.up_proj.weight. */
+const char *mz_tensor_name(const mz_tensor *tensor, int64_t i, char *buffer, size_t size);
 
 typedef struct mz_model {
     char name[128];
@@ -32,8 +43,8 @@ typedef struct mz_model {
     const bool *is_moe;     /* [layers] */
     const bool *is_sliding; /* [layers] attention limited to sliding_window */
     int32_t experts, top_k, shared_experts;
-    int32_t expert_group; /* experts in one routed unit: 1, or C where traces know groups only;
-                             a unit's weights are C experts', a pair's FLOPs one expert's */
+    int32_t expert_group;  /* experts in one routed unit: 1, or C where traces know groups only;
+                              a unit's weights are C experts', a pair's FLOPs one expert's */
     int32_t router_groups; /* of experts that the router chooses groups from (n_group); 1: none */
     int64_t hidden, expert_intermediate, dense_intermediate, vocab;
     int64_t shared_intermediate; /* of all shared experts together */
@@ -77,23 +88,5 @@ double mz_model_dense_flops(const mz_model *model, int32_t layer, double tokens)
 double mz_model_router_flops(const mz_model *model, double tokens);
 double mz_model_head_flops(const mz_model *model, double tokens);
 double mz_model_expert_flops(const mz_model *model, double pairs); /* 6HI a pair, 4HI not gated */
-
-/* Optimizers: bytes of state and of traffic per parameter tensor; table and sources in optimizer.c.
- */
-typedef struct mz_optimizer {
-    const char *name; /* "adamw", "skewadam", ... */
-    const char *summary;
-    /* State bytes of one tensor copy (fp32 master weights included where the optimizer keeps them).
-     */
-    int64_t (*state_bytes)(const mz_tensor *tensor);
-    /* Bytes moved through device memory by one fused update of one tensor copy: gradient, weights
-     * and state, each read and written once. */
-    double (*update_bytes)(const mz_tensor *tensor);
-    int32_t temporaries; /* fp32 copies of one tensor alive at the peak of an unfused update */
-} mz_optimizer;
-
-const mz_optimizer *const *mz_optimizers(int *count); /* the table, [count] */
-/* Unknown name: MZ_EINPUT that lists the known ones. */
-mz_code mz_optimizer_find(const char *name, const mz_optimizer **optimizer, mz_err *err);
 
 #endif

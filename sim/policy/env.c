@@ -2,6 +2,7 @@
 #include "sim/policy/policy.h"
 
 #include "sim/cost/cost.h"
+#include "sim/model/optimizer.h"
 
 #include <math.h>
 
@@ -31,7 +32,7 @@ static int64_t state_bytes(const mz_policy_job *job) {
         if (t->tier != MZ_TIER_EXPERT || (layer >= 0 && t->layer != layer))
             continue;
         layer = t->layer;
-        bytes += job->optimizer->state_bytes(t) * t->count;
+        bytes += mz_optimizer_state_bytes(job->optimizer, t) * t->count;
     }
     return (bytes + m->experts - 1) / m->experts;
 }

@@ -35,24 +35,6 @@ static mz_code unknown(const char *name, mz_err *err) {
     return mz_fail(err, MZ_EINPUT, "unknown policy \"%s\"; known are %s", name, list);
 }
 
-/* Splits "name[a=1]" in place; *options is "" without brackets. */
-static mz_code split_name(char *text, char **options, mz_err *err) {
-    char *open = strchr(text, '[');
-    size_t length = strlen(text);
-    if (!open) {
-        *options = text + length;
-        if (strchr(text, ']'))
-            return mz_fail(err, MZ_EINPUT, "policy \"%s\": ']' without '['", text);
-        return MZ_OK;
-    }
-    if (text[length - 1] != ']')
-        return mz_fail(err, MZ_EINPUT, "policy \"%s\": write options as name[key=value,...]", text);
-    text[length - 1] = 0;
-    *open = 0;
-    *options = open + 1;
-    return MZ_OK;
-}
-
 mz_code mz_policy_parse(const char *text, mz_arena *arena, const mz_policy **policy, void **options,
                         mz_err *err) {
     char *name = mz_arena_strdup(arena, text);
@@ -65,7 +47,7 @@ mz_code mz_policy_parse(const char *text, mz_arena *arena, const mz_policy **pol
                        "of the table",
                        text);
     char *list = NULL;
-    mz_code code = split_name(name, &list, err);
+    mz_code code = mz_opt_split_name(name, "policy", &list, err);
     if (code != MZ_OK)
         return code;
     const mz_policy *found = NULL;

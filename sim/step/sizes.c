@@ -7,9 +7,6 @@
  * al., 2020). */
 #include "sim/step/inside.h"
 
-/* Elements whose fp32 copies are alive at once in a chunked optimizer update. */
-static const int64_t UPDATE_CHUNK = 16 << 20;
-
 static int64_t share(int64_t amount, int64_t parts) {
     return (amount + parts - 1) / parts;
 }
@@ -26,29 +23,18 @@ static int64_t update_parts(const mz_step *s, const mz_tensor *t) {
     return t->tier == MZ_TIER_EXPERT ? s->groups : s->ranks;
 }
 
+/* A policy with a sharded optimizer cuts every expert's state over the whole group. */
 static void add_optimizer(mz_step *s, const mz_tensor *t) {
-    const mz_optimizer *o = s->options.optimizer;
     step_sizes *z = &s->sizes;
-    const int64_t state = o->state_bytes(t) * t->count;
-    const double update = o->update_bytes(t) * (double)t->count;
-    int64_t parts = update_parts(s, t);
-    if (t->tier == MZ_TIER_EXPERT && s->traits.sharded_optimizer) {
-        /* Every expert's state lies spread over the whole group. */
-        z->optimizer += share(state, s->ep * parts);
-        z->update_bytes += update / (double)(s->ep * parts);
-        parts *= s->ep;
-    } else {
-        const double held =
-            t->tier == MZ_TIER_EXPERT ? (double)s->mains / (double)s->model->experts : 1;
-        z->optimizer += share(rank_part(s, t, state), parts);
-        z->update_bytes += update * held / (double)parts;
-    }
-    int64_t values = share(t->rows * t->cols, parts);
-    if (s->options.temporaries == MZ_TEMPORARIES_CHUNKED && values > UPDATE_CHUNK)
-        values = UPDATE_CHUNK;
-    const int64_t bytes = 4 * values * o->temporaries;
-    if (s->options.temporaries != MZ_TEMPORARIES_FUSED && t->trainable && bytes > z->temporaries)
-        z->temporaries = bytes;
+    const bool expert = t->tier == MZ_TIER_EXPERT, cut = expert && s->traits.sharded_optimizer;
+    const int64_t copies = cut ? 1 : rank_part(s, t, t->count);
+    const int64_t parts = update_parts(s, t) * (cut ? s->ep : 1), times = cut ? t->count : 1;
+    const mz_update u =
+        mz_optimizer_update(s->options.optimizer, t, copies, parts, s->options.temporaries);
+    z->optimizer += times * u.state_bytes;
+    z->update_bytes += (double)times * u.traffic_bytes;
+    if (u.temporary_bytes > z->temporaries)
+        z->temporaries = u.temporary_bytes;
 }
 
 static void add_tensors(mz_step *s) {

@@ -28,6 +28,7 @@
 #include "sim/engine/graph.h"
 #include "sim/memory/memory.h"
 #include "sim/model/model.h"
+#include "sim/model/optimizer.h"
 #include "sim/policy/policy.h"
 
 #include <stdbool.h>
@@ -39,11 +40,6 @@ typedef enum mz_recompute {
     MZ_RECOMPUTE_SELECTIVE,
     MZ_RECOMPUTE_FULL
 } mz_recompute;
-typedef enum mz_temporaries {
-    MZ_TEMPORARIES_FUSED,
-    MZ_TEMPORARIES_CHUNKED,
-    MZ_TEMPORARIES_UNFUSED
-} mz_temporaries;
 
 /* The starred effects of DESIGN section 4; all on but noise by default. */
 typedef struct mz_step_effects {

@@ -98,7 +98,6 @@ static void run_parts(fixture *f, char **policies, int count, int parts, double 
     assert_ok(mz_model_load("olmoe-1b-7b", MZ_SOURCE_DIR, &f->model, &err), &err);
     assert_ok(mz_cluster_load("h100-80gb:8", MZ_SOURCE_DIR, &f->cluster, &err), &err);
     mz_step_options options = mz_step_defaults(RANKS);
-    assert_ok(mz_optimizer_find("adamw", &options.optimizer, &err), &err);
     options.sequence_length = TOKENS;
     options.budget_memory_bytes = f->budget;
     options.budget_network_bytes = -1;

@@ -71,12 +71,12 @@ mz_code mz_read_attention_bias(mz_json *config, mz_blocks *blocks, bool output, 
     return code;
 }
 
-void mz_add(mz_blocks *blocks, mz_tier tier, const char *name, int64_t rows, int64_t cols,
-            int64_t count) {
+mz_tensor *mz_add(mz_blocks *blocks, mz_tier tier, const char *name, int64_t rows, int64_t cols,
+                  int64_t count) {
     if (blocks->no_memory || !mz_grow((void **)&blocks->tensor, &blocks->cap, blocks->tensors + 1,
                                       sizeof *blocks->tensor)) {
         blocks->no_memory = true;
-        return;
+        return &blocks->spare;
     }
     mz_tensor *tensor = &blocks->tensor[blocks->tensors++];
     *tensor = (mz_tensor){.rows = rows,
@@ -91,12 +91,26 @@ void mz_add(mz_blocks *blocks, mz_tier tier, const char *name, int64_t rows, int
     else
         snprintf(tensor->name, sizeof tensor->name, "model.layers.%d.%s", blocks->layer, name);
     blocks->parameters += (double)rows * (double)cols * (double)count;
+    return tensor;
+}
+
+mz_tensor *mz_add_vector(mz_blocks *blocks, mz_tier tier, const char *name, int64_t length) {
+    mz_tensor *tensor = mz_add(blocks, tier, name, length, 1, 1);
+    tensor->vector = true;
+    return tensor;
+}
+
+void mz_add_stacked(mz_blocks *blocks, mz_tier tier, const char *name, int64_t rows, int64_t cols,
+                    bool vector) {
+    mz_tensor *tensor = mz_add(blocks, tier, name, rows, cols, blocks->model->experts);
+    tensor->stacked = true;
+    tensor->vector = vector;
 }
 
 void mz_add_norms(mz_blocks *blocks) {
-    mz_add(blocks, MZ_TIER_BACKBONE, "input_layernorm.weight", blocks->model->hidden, 1, 1);
-    mz_add(blocks, MZ_TIER_BACKBONE, "post_attention_layernorm.weight", blocks->model->hidden, 1,
-           1);
+    const int64_t hidden = blocks->model->hidden;
+    mz_add_vector(blocks, MZ_TIER_BACKBONE, "input_layernorm.weight", hidden);
+    mz_add_vector(blocks, MZ_TIER_BACKBONE, "post_attention_layernorm.weight", hidden);
 }
 
 static void add_biased(mz_blocks *blocks, const char *name, int64_t rows, int64_t cols, bool bias) {
@@ -105,13 +119,13 @@ static void add_biased(mz_blocks *blocks, const char *name, int64_t rows, int64_
     mz_add(blocks, MZ_TIER_BACKBONE, full, rows, cols, 1);
     if (bias) {
         snprintf(full, sizeof full, "self_attn.%s.bias", name);
-        mz_add(blocks, MZ_TIER_BACKBONE, full, rows, 1, 1);
+        mz_add_vector(blocks, MZ_TIER_BACKBONE, full, rows);
     }
 }
 
 static void add_norm(mz_blocks *blocks, const char *name, int64_t length) {
     if (length)
-        mz_add(blocks, MZ_TIER_BACKBONE, name, length, 1, 1);
+        mz_add_vector(blocks, MZ_TIER_BACKBONE, name, length);
 }
 
 void mz_add_attention(mz_blocks *blocks) {
@@ -125,7 +139,7 @@ void mz_add_attention(mz_blocks *blocks) {
     add_norm(blocks, "self_attn.q_norm.weight", blocks->q_norm);
     add_norm(blocks, "self_attn.k_norm.weight", blocks->k_norm);
     if (blocks->sinks)
-        mz_add(blocks, MZ_TIER_BACKBONE, "self_attn.sinks", model->heads, 1, 1);
+        mz_add_vector(blocks, MZ_TIER_BACKBONE, "self_attn.sinks", model->heads);
 }
 
 void mz_add_latent_attention(mz_blocks *blocks) {
@@ -170,11 +184,8 @@ void mz_add_mlp(mz_blocks *blocks) {
 }
 
 void mz_add_correction_bias(mz_blocks *blocks) {
-    mz_add(blocks, MZ_TIER_ROUTER, "mlp.gate.e_score_correction_bias", blocks->model->experts, 1,
-           1);
-    if (!blocks->no_memory) {
-        mz_tensor *bias = &blocks->tensor[blocks->tensors - 1];
-        bias->bytes_per_value = 4;
-        bias->trainable = false;
-    }
+    mz_tensor *bias = mz_add_vector(blocks, MZ_TIER_ROUTER, "mlp.gate.e_score_correction_bias",
+                                    blocks->model->experts);
+    bias->bytes_per_value = 4;
+    bias->trainable = false;
 }

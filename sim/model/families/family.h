@@ -14,6 +14,7 @@ typedef struct mz_blocks {
     size_t tensors, cap;
     double parameters;
     bool no_memory;
+    mz_tensor spare;      /* what is added when memory is short */
     int32_t layer;        /* of the tensors being added; -1 outside the layers */
     int32_t weight_bytes; /* of torch_dtype */
     bool qkv_bias, o_bias;
@@ -43,7 +44,8 @@ mz_code mz_read_size_or(mz_json *config, const char *key, int64_t dflt, int64_t 
 /* Routed experts: their number, experts per token and intermediate size under the family's keys. */
 mz_code mz_read_experts(mz_json *config, mz_blocks *blocks, const char *experts_key,
                         const char *top_k_key, const char *size_key, mz_err *err);
-/* n_group: groups of experts that the router first chooses from; absent: one. After read_experts. */
+/* n_group: groups of experts that the router first chooses from; absent: one. After read_experts.
+ */
 mz_code mz_read_router_groups(mz_json *config, mz_blocks *blocks, mz_err *err);
 /* Query, key and value heads of one size: head_dim, by default hidden / heads. */
 mz_code mz_read_head_dim(mz_json *config, mz_blocks *blocks, mz_err *err);
@@ -52,9 +54,15 @@ mz_code mz_read_first_dense(mz_json *config, mz_blocks *blocks, mz_err *err);
 /* attention_bias: bias on q, k, v and, if `output` says so, on o. */
 mz_code mz_read_attention_bias(mz_json *config, mz_blocks *blocks, bool output, mz_err *err);
 
-/* Adds `count` copies of a tensor; `name` is relative to the layer, "%d"-free. */
-void mz_add(mz_blocks *blocks, mz_tier tier, const char *name, int64_t rows, int64_t cols,
-            int64_t count);
+/* Adds `count` copies of a matrix; `name` is relative to the layer, '*' the number of a copy. The
+ * row is valid until the next is added; never NULL. */
+mz_tensor *mz_add(mz_blocks *blocks, mz_tier tier, const char *name, int64_t rows, int64_t cols,
+                  int64_t count);
+/* A vector. */
+mz_tensor *mz_add_vector(mz_blocks *blocks, mz_tier tier, const char *name, int64_t length);
+/* Matrices, or vectors (cols 1), of all experts stacked in one tensor. */
+void mz_add_stacked(mz_blocks *blocks, mz_tier tier, const char *name, int64_t rows, int64_t cols,
+                    bool vector);
 /* input_layernorm and post_attention_layernorm. */
 void mz_add_norms(mz_blocks *blocks);
 /* self_attn.{q,k,v,o}_proj with the biases, norms and sinks of `blocks`. */

@@ -49,11 +49,11 @@ static void layer_gpt_oss(mz_blocks *blocks) {
     mz_add_norms(blocks);
     mz_add_attention(blocks);
     mz_add(blocks, MZ_TIER_ROUTER, "mlp.router.weight", experts, hidden, 1);
-    mz_add(blocks, MZ_TIER_ROUTER, "mlp.router.bias", experts, 1, 1);
-    mz_add(blocks, MZ_TIER_EXPERT, "mlp.experts.gate_up_proj", hidden, 2 * size, experts);
-    mz_add(blocks, MZ_TIER_EXPERT, "mlp.experts.gate_up_proj_bias", 2 * size, 1, experts);
-    mz_add(blocks, MZ_TIER_EXPERT, "mlp.experts.down_proj", size, hidden, experts);
-    mz_add(blocks, MZ_TIER_EXPERT, "mlp.experts.down_proj_bias", hidden, 1, experts);
+    mz_add_vector(blocks, MZ_TIER_ROUTER, "mlp.router.bias", experts);
+    mz_add_stacked(blocks, MZ_TIER_EXPERT, "mlp.experts.gate_up_proj", hidden, 2 * size, false);
+    mz_add_stacked(blocks, MZ_TIER_EXPERT, "mlp.experts.gate_up_proj_bias", 2 * size, 1, true);
+    mz_add_stacked(blocks, MZ_TIER_EXPERT, "mlp.experts.down_proj", size, hidden, false);
+    mz_add_stacked(blocks, MZ_TIER_EXPERT, "mlp.experts.down_proj_bias", hidden, 1, true);
 }
 
 const mz_family mz_family_gpt_oss = {

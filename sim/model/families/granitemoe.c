@@ -20,10 +20,10 @@ static void layer_granite(mz_blocks *blocks) {
     mz_add_attention(blocks);
     mz_add(blocks, MZ_TIER_ROUTER, "block_sparse_moe.router.layer.weight", model->experts,
            model->hidden, 1);
-    mz_add(blocks, MZ_TIER_EXPERT, "block_sparse_moe.input_linear.weight", 2 * size, model->hidden,
-           model->experts);
-    mz_add(blocks, MZ_TIER_EXPERT, "block_sparse_moe.output_linear.weight", model->hidden, size,
-           model->experts);
+    mz_add_stacked(blocks, MZ_TIER_EXPERT, "block_sparse_moe.input_linear.weight", 2 * size,
+                   model->hidden, false);
+    mz_add_stacked(blocks, MZ_TIER_EXPERT, "block_sparse_moe.output_linear.weight", model->hidden,
+                   size, false);
 }
 
 const mz_family mz_family_granitemoe = {
