@@ -185,6 +185,14 @@ static void spread_expert(mz_expand *x, const int32_t *host, int32_t m, int64_t 
     }
 }
 
+static mz_code room_for(const mz_expand *x, const mz_plan *plan, int32_t e, int64_t at,
+                        mz_err *err) {
+    const int32_t m = plan->begin[e + 1] - plan->begin[e];
+    if (m > x->hosts || at > plan->entry_cap - (int64_t)m * x->ranks)
+        return mz_fail(err, MZ_EINTERNAL, "expert %d has %d hosts, more than expected", e, m);
+    return MZ_OK;
+}
+
 mz_code mz_expand_rows(mz_expand *x, const mz_plan *plan, const int64_t *rows, const int64_t *minus,
                        const int64_t *target, mz_spread spread, mz_entries out, mz_err *err) {
     int64_t at = 0;
@@ -195,14 +203,33 @@ mz_code mz_expand_rows(mz_expand *x, const mz_plan *plan, const int64_t *rows, c
         for (int32_t c = 0; c < columns; c++) {
             int32_t first = plan->begin[e0 + c], m = plan->begin[e0 + c + 1] - first;
             int64_t *rest = x->block + (int64_t)c * x->ranks;
-            if (m > x->hosts || at > plan->entry_cap - (int64_t)m * x->ranks)
-                return mz_fail(err, MZ_EINTERNAL, "expert %d has %d hosts, more than expected",
-                               e0 + c, m);
+            mz_code code = room_for(x, plan, e0 + c, at, err);
+            if (code != MZ_OK)
+                return code;
             if (m > 1)
                 spread_expert(x, plan->rank + first, m, rest, target ? target + first : NULL,
                               spread);
             for (int32_t j = 0; j < m; j++)
                 at = emit(m > 1 ? x->matrix + (int64_t)j * x->ranks : rest, x->ranks, at, first + j,
+                          out);
+        }
+    }
+    return MZ_OK;
+}
+
+mz_code mz_expand_given(mz_expand *x, const mz_plan *plan, const int64_t *rows,
+                        const int64_t *const *given, mz_entries out, mz_err *err) {
+    int64_t at = 0;
+    out.begin[0] = 0;
+    for (int32_t e0 = 0; e0 < x->experts; e0 += BLOCK) {
+        int32_t columns = x->experts - e0 < BLOCK ? x->experts - e0 : BLOCK;
+        load_block(x, rows, NULL, e0, columns);
+        for (int32_t c = 0; c < columns; c++) {
+            mz_code code = room_for(x, plan, e0 + c, at, err);
+            if (code != MZ_OK)
+                return code;
+            for (int32_t i = plan->begin[e0 + c]; i < plan->begin[e0 + c + 1]; i++)
+                at = emit(given[i] ? given[i] : x->block + (int64_t)c * x->ranks, x->ranks, at, i,
                           out);
         }
     }

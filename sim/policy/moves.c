@@ -38,8 +38,8 @@ static mz_code move_replica(mz_plan *plan, const mz_replica_moves *how, int32_t 
         MZ_MOVE_WEIGHTS, MZ_MOVE_FORWARD, how->hide, e, src, dst, how->weight_bytes, round};
     mz_move again = weights;
     again.phase = MZ_MOVE_BACKWARD;
-    again.hide = how->hide_back;
-    mz_move gradients = {MZ_MOVE_GRADIENTS,   MZ_MOVE_REDUCE,    how->hide_back, e, dst, src,
+    again.hide = how->hide_again;
+    mz_move gradients = {MZ_MOVE_GRADIENTS,   MZ_MOVE_REDUCE,    how->hide_gradients, e, dst, src,
                          how->gradient_bytes, rounds - 1 - round};
     mz_code code = mz_plan_add_move(plan, weights, err);
     if (code == MZ_OK && how->again)

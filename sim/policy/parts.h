@@ -97,8 +97,7 @@ typedef struct mz_replica_moves {
     int64_t weight_bytes, gradient_bytes;
     bool again; /* the slots are shared by the layers: weights travel again for backward */
     bool relay;
-    mz_move_hide hide;      /* weights of forward */
-    mz_move_hide hide_back; /* weights again, gradients */
+    mz_move_hide hide, hide_again, hide_gradients;
 } mz_replica_moves;
 /* sent: scratch of R elements. */
 mz_code mz_plan_replica_moves(mz_plan *plan, const mz_replica_moves *how, int64_t *sent,
@@ -201,6 +200,11 @@ mz_code mz_expand_create(mz_arena *arena, const mz_policy_env *env, int32_t host
 mz_code mz_expand_rows(mz_expand *expand, const mz_plan *plan, const int64_t *rows,
                        const int64_t *minus, const int64_t *target, mz_spread spread,
                        mz_entries out, mz_err *err);
+
+/* Entries from rows that the policy has split itself: given[i] are the rows of instance i by source
+ * ([S]), NULL where the instance is the only host of its expert. */
+mz_code mz_expand_given(mz_expand *expand, const mz_plan *plan, const int64_t *rows,
+                        const int64_t *const *given, mz_entries out, mz_err *err);
 
 /* ---- balance.c: the flow behind mz_balance_solve
  * -------------------------------------------------*/

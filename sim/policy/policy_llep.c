@@ -60,6 +60,7 @@ typedef struct llep_state {
     int32_t *main_rank, *count, *order, *merge;
     int64_t *load; /* [R] rows assigned, and those of mains still to come */
     int64_t *sent;
+    double *key;         /* [E] */
     mz_replica *replica; /* [E + R]: every copy ends its expert or fills its rank */
     int32_t replicas;
     mz_expand *expand;
@@ -85,16 +86,17 @@ static mz_code llep_init(const mz_policy_env *env, const void *options, mz_arena
     state->moves = (mz_replica_moves){.weight_bytes = env->weight_bytes,
                                       .gradient_bytes = env->weight_bytes,
                                       .hide = o->hide ? MZ_HIDE_DISPATCH : MZ_HIDE_NOTHING,
-                                      .hide_back = o->hide ? MZ_HIDE_LAYERS : MZ_HIDE_NOTHING};
+                                      .hide_gradients = o->hide ? MZ_HIDE_LAYERS : MZ_HIDE_NOTHING};
     state->main_rank = MZ_NEW(arena, int32_t, E);
     state->count = MZ_NEW(arena, int32_t, E);
     state->order = MZ_NEW(arena, int32_t, E);
     state->merge = MZ_NEW(arena, int32_t, E);
+    state->key = MZ_NEW(arena, double, E);
     state->load = MZ_NEW(arena, int64_t, R);
     state->sent = MZ_NEW(arena, int64_t, R);
     state->replica = MZ_NEW(arena, mz_replica, (int64_t)E + R);
     if (!state->main_rank || !state->count || !state->order || !state->merge || !state->load ||
-        !state->sent || !state->replica)
+        !state->key || !state->sent || !state->replica)
         return mz_fail_nomem(err, "the state of a policy");
     mz_layout_mains(R, E, state->main_rank);
     *traits = (mz_policy_traits){.sees = MZ_SEES_CURRENT,
@@ -117,29 +119,6 @@ static bool balanced(const llep_state *state, const mz_load *load) {
     for (int32_t i = 0; i < n; i++)
         most = rows[i] > most ? rows[i] : most;
     return (double)most * n < state->lambda * (double)load->pairs;
-}
-
-/* Experts by falling load, equal ones by number: a merge sort from the bottom up. */
-static const int32_t *by_load(llep_state *state, const int64_t *total) {
-    const int32_t n = state->experts;
-    int32_t *from = state->order, *to = state->merge;
-    for (int32_t e = 0; e < n; e++)
-        from[e] = e;
-    for (int32_t width = 1; width < n; width *= 2) {
-        for (int32_t low = 0; low < n; low += 2 * width) {
-            const int32_t mid = low + width < n ? low + width : n;
-            const int32_t high = mid + width < n ? mid + width : n;
-            int32_t a = low, b = mid;
-            for (int32_t k = low; k < high; k++) {
-                const bool second = a == mid || (b < high && total[from[b]] > total[from[a]]);
-                to[k] = second ? from[b++] : from[a++];
-            }
-        }
-        int32_t *t = from;
-        from = to;
-        to = t;
-    }
-    return from;
 }
 
 static int32_t least_loaded(const llep_state *state, int32_t native) {
@@ -180,7 +159,10 @@ static void spill(llep_state *state, int32_t e, int64_t rest, int64_t cap, bool 
 }
 
 static void solve(llep_state *state, const mz_load *load, int64_t cap) {
-    const int32_t *order = by_load(state, load->total);
+    const int32_t *order = state->order;
+    for (int32_t e = 0; e < state->experts; e++)
+        state->key[e] = (double)load->total[e];
+    mz_order_falling(state->key, state->experts, state->order, state->merge);
     for (int32_t k = 0; k < state->experts && load->total[order[k]] > 0; k++) {
         const int32_t e = order[k], native = state->main_rank[e];
         const int64_t rows = load->total[e];

@@ -215,7 +215,8 @@ static mz_code lrmoe_init(const mz_policy_env *env, const void *options, mz_aren
                                       .again = o->lifetime == 1,
                                       .relay = mz_largest_domain(env) > DIRECT_DOMAIN,
                                       .hide = MZ_HIDE_PACK,
-                                      .hide_back = MZ_HIDE_LAYERS};
+                                      .hide_again = MZ_HIDE_LAYERS,
+                                      .hide_gradients = MZ_HIDE_LAYERS};
     state->row_memory = 4 * H + 6 * I + (resend ? 2 * H + 6 * I : 0);
     state->row_flops = (resend ? 16 : 12) * H * I;
     state->token_bytes = env->token_bytes;

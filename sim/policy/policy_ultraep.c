@@ -70,7 +70,8 @@ static mz_code ultraep_init(const mz_policy_env *env, const void *options, mz_ar
                                       .again = true,
                                       .relay = o->relay && mz_largest_domain(env) > DIRECT_DOMAIN,
                                       .hide = MZ_HIDE_PACK,
-                                      .hide_back = MZ_HIDE_LAYERS};
+                                      .hide_again = MZ_HIDE_LAYERS,
+                                      .hide_gradients = MZ_HIDE_LAYERS};
     state->extra = slots - mz_mains_per_rank(env->ranks, env->experts);
     state->spread = o->locality ? MZ_SPREAD_SHARE_LOCAL : MZ_SPREAD_SHARE;
     *traits = (mz_policy_traits){.sees = MZ_SEES_CURRENT,

@@ -318,7 +318,8 @@ static void relay_in_two_rounds(void **unused) {
                             .again = true,
                             .relay = true,
                             .hide = MZ_HIDE_PACK,
-                            .hide_back = MZ_HIDE_LAYERS};
+                            .hide_again = MZ_HIDE_LAYERS,
+                            .hide_gradients = MZ_HIDE_LAYERS};
     assert_int_equal(mz_plan_replica_moves(plan, &how, sent, &err), MZ_OK);
     /* floor(sqrt 9) = 3 relays; rank 1 sends already, so ranks 2, 3, 4 relay, two others each. */
     int64_t first = 0, second = 0, back_main = 0, back_relay = 0, from_main = 0;
