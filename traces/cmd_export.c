@@ -26,7 +26,7 @@ static const mz_opt export_table[] = {
      MZ_LAYERS_MAX},
     {"sum", 0, MZ_OPT_FLAG, EX(sum), NULL, NULL, "one matrix over all steps (sglang-json)"},
     {"ranks", 'r', MZ_OPT_INT, EX(ranks), "0", "R",
-     "ranks that hold experts and tokens (nccl-alltoallv, smpi-ti); 0: as recorded", 0,
+     "ranks that hold experts (nccl-alltoallv, smpi-ti, perfetto); 0: as recorded", 0,
      MZ_RANKS_MAX},
     {"step-tokens", 0, MZ_OPT_INT, EX(step_tokens), "0", "T",
      "tokens of a step, where the trace has no steps (nccl-alltoallv, smpi-ti)", 0, 1e15},

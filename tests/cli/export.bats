@@ -214,6 +214,86 @@ EOF
     [ "$(grep -c ' alltoallv ' <<<"$output")" -eq 96 ]
 }
 
+@test "perfetto: counters of both kinds of trace against numpy" {
+    cat >counters.py <<'END'
+import json, sys, h5py, numpy as np
+f, out = h5py.File(sys.argv[1]), json.load(open("counters.json"))
+ranks, first, steps, times = int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]), json.loads(sys.argv[5])
+step, layer, pairs, tokens = (f["calls/" + n][:] for n in ("step", "layer", "pairs", "tokens"))
+layers, experts, k = (int(f["model"].attrs[n]) for n in ("layers", "experts", "top_k"))
+load = np.zeros((step.max() + 1, layers, experts), int)
+if "counts" in f:
+    np.add.at(load, (step, layer), f["counts"][:])
+else:
+    np.add.at(load, (np.repeat(step, pairs), np.repeat(layer, pairs), f["pairs/expert"][:]), 1)
+assert out["otherData"]["schema"] == "mizan-trace-counters/1" and out["otherData"]["ranks"] == ranks
+names = {e["pid"]: e["args"]["name"] for e in out["traceEvents"] if e["name"] == "process_name"}
+assert names == {0: "steps", **{l + 1: f"MoE layer {l}" for l in range(layers)}}
+have = {}
+for e in out["traceEvents"]:
+    if e["ph"] == "C":
+        key = e["pid"], e["name"], e["ts"]
+        assert key not in have and list(e["args"]) == ["value"]
+        have[key] = e["args"]["value"]
+want = {}
+for i, s in enumerate(range(first, first + steps)):
+    ts = times[i]
+    want[0, "step", ts] = s
+    want[0, "tokens", ts] = tokens[(step == s) & (layer == 0)].sum()
+    if "steps" in f and len(f["steps/step"]):
+        want[0, "loss, nat/token", ts], want[0, "wall time, s", ts] = f["steps/loss"][s], f["steps/wall_time"][s]
+        want[0, "learning rate", ts] = f["steps/learning_rate"][s]
+    for l in range(layers):
+        x, n = load[s, l], tokens[(step == s) & (layer == l)].sum()
+        p = x / max(x.sum(), 1)
+        want[l + 1, "pairs", ts] = x.sum()
+        if "counts" in f:
+            want[l + 1, "dropped pairs", ts] = n * k - x.sum()
+        if x.sum() == 0:
+            continue
+        want[l + 1, "experts: max/mean", ts] = x.max() / x.mean()
+        want[l + 1, "experts: entropy / log E", ts] = -(p[p > 0] * np.log(p[p > 0])).sum() / np.log(experts)
+        want[l + 1, "experts: share of the busiest", ts] = p.max()
+        want[l + 1, "experts: share below 0.1 x mean", ts] = (x < 0.1 * x.mean()).mean()
+        if ranks > 1:
+            r = np.bincount(np.arange(experts) * ranks // experts, x, ranks)
+            want[l + 1, "ranks: max/mean", ts] = r.max() / r.mean()
+assert have.keys() == want.keys(), have.keys() ^ want.keys()
+for key in want:
+    assert abs(have[key] - want[key]) <= 1e-8 * max(1, abs(want[key])), (key, have[key], want[key])
+END
+    for kind in pairs counts; do
+        synth t.h5 --kind $kind
+        export_as perfetto counters.json t.h5
+        [[ $stderr == *"ui.perfetto.dev; time: 1 ms per step number"* ]]
+        "$python" counters.py t.h5 4 0 2 '[0, 1000]'
+    done
+    export_as perfetto counters.json t.h5 --first-step 1 --ranks 3
+    "$python" counters.py t.h5 3 1 1 '[0]'
+    # Dropped pairs, a layer without any, and recorded wall times.
+    "$python" - <<'EOF'
+import h5py, numpy as np
+f = h5py.File("d.h5", "w")
+f.attrs.update(format="mizan-trace", format_version=1)
+f.create_group("model").attrs.update(layers=2, experts=5, top_k=2)
+f.create_group("run").attrs.update(kind="counts", phase="train", step="iteration", ranks=1)
+def put(name, data, dtype):
+    f.create_dataset(name, data=np.asarray(data, dtype), chunks=(8,) + np.shape(data)[1:],
+                     maxshape=(None,) + np.shape(data)[1:], fletcher32=True)
+columns = dict(step=[0, 0, 1, 1], micro_batch=[0] * 4, layer=[0, 1, 0, 1], rank=[0] * 4, token_begin=[0, 0, 9, 9],
+               tokens=[9, 9, 4, 4], pairs=[17, 12, 8, 0])
+for name, data in columns.items():
+    put("calls/" + name, data, "<i8")
+put("counts", [[9, 8, 0, 0, 0], [4, 4, 4, 0, 0], [4, 1, 1, 1, 1], [0] * 5], "<u4")
+for name, data in dict(step=[0, 1], loss=[2.5, 2.25], learning_rate=[1e-3, 5e-4], wall_time=[0.25, 0.5]).items():
+    put("steps/" + name, data, "<i8" if name == "step" else "<f8")
+EOF
+    "$mizan" trace check d.h5
+    export_as perfetto counters.json d.h5
+    [[ $stderr == *"time: recorded wall times of steps"* ]]
+    "$python" counters.py d.h5 1 0 2 '[0, 250000]'
+}
+
 @test "what a format cannot hold is said, and nothing is written" {
     synth t.h5
     synth counts.h5 --kind counts
@@ -230,6 +310,8 @@ EOF
     x "9 ranks for 8 experts" -f smpi-ti t.h5 --ranks 9 -o out
     x "no layer 3 of micro-batch 0" -f nccl-alltoallv t.h5 --layer 3 -o out
     x "no step from --first-step 2 on: there are 2" -f npy t.h5 --first-step 2 -o out
+    x "no step from --first-step 2 on: there are 2" -f perfetto t.h5 --first-step 2 -o out
+    x "9 ranks for 8 experts" -f perfetto t.h5 --ranks 9 -o out
     x "no step from --first-step 2 on: there are 2" -f sglang-json t.h5 --first-step 2 -o out
     x "more than the 2147483647 that SMPI can hold" -f smpi-ti t.h5 --hidden 1000000000 -o out
     x "there: it exists" -f npy t.h5 -o there
@@ -250,5 +332,5 @@ EOF
     x "pairs/expert" -f megatron-jsonl cut.h5 -o out
     x "pairs/expert" -f sglang-json cut.h5 -o out
     [ "$(ls -A | xargs)" = "$before" ]
-    [ "$("$mizan" trace export --list | awk '{ print $1 }' | xargs)" = "npy megatron-jsonl sglang-json nccl-alltoallv smpi-ti" ]
+    [ "$("$mizan" trace export --list | awk '{ print $1 }' | xargs)" = "npy megatron-jsonl sglang-json nccl-alltoallv smpi-ti perfetto" ]
 }

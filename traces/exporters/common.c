@@ -1,6 +1,7 @@
 #include "traces/exporters/common.h"
 
 #include "common/base/arena.h"
+#include "common/io/input.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -77,6 +78,51 @@ void mz_folder_abandon(mz_folder *folder) {
     folder->partial[0] = 0;
 }
 
+/* ---- one file -------------------------------------------------------------------------------- */
+
+mz_code mz_export_file(const char *path, mz_code (*write)(void *self, FILE *out, mz_err *err),
+                       void *self, mz_err *err) {
+    mz_output output;
+    mz_code code = mz_output_begin(&output, path, err);
+    if (code)
+        return code;
+    FILE *file = fopen(output.partial, "wbe");
+    if (!file)
+        code = mz_fail(err, MZ_EINTERNAL, "%s: cannot write: %s", path, strerror(errno));
+    else
+        code = write(self, file, err);
+    bool failed = file && ferror(file);
+    failed = (file && fclose(file) != 0) || failed;
+    if (!code && failed)
+        code = mz_fail(err, MZ_EINTERNAL, "%s: cannot write (disk full?)", path);
+    if (!code)
+        return mz_output_commit(&output, err);
+    mz_output_abandon(&output);
+    return code;
+}
+
+static mz_code no_such_step(const mz_export_options *options, int64_t steps, mz_err *err) {
+    return mz_fail(err, MZ_EINPUT, "no step from --first-step %" PRId64 " on: there are %" PRId64,
+                   options->first_step, steps);
+}
+
+mz_code mz_export_window(mz_trace *trace, const mz_export_options *options, int64_t *first,
+                         int64_t *end, mz_err *err) {
+    const mz_trace_call *call;
+    int64_t calls = mz_trace_calls(trace, &call), step = -1;
+    *first = *end = calls;
+    for (int64_t i = 0; i < calls; i++) {
+        if (i > 0 && call[i].step == call[i - 1].step)
+            continue;
+        step++;
+        if (step == options->first_step)
+            *first = i;
+        if (options->steps > 0 && step == options->first_step + options->steps)
+            *end = i;
+    }
+    return *first == calls ? no_such_step(options, step + 1, err) : MZ_OK;
+}
+
 /* ---- micro-batches --------------------------------------------------------------------------- */
 
 static bool same_batch(const mz_trace_call *a, const mz_trace_call *b) {
@@ -132,9 +178,7 @@ mz_code mz_export_batches(mz_trace *trace, const mz_export_options *options, mz_
             batch[(*count)++] = next;
     }
     if (!code && *count == 0)
-        code =
-            mz_fail(err, MZ_EINPUT, "no step from --first-step %" PRId64 " on: there are %" PRId64,
-                    options->first_step, step + 1);
+        code = no_such_step(options, step + 1, err);
     if (code) {
         free(batch);
         batch = NULL;

@@ -22,6 +22,14 @@ mz_code mz_folder_close(const mz_folder *folder, FILE **file, mz_err *err);
 mz_code mz_folder_commit(mz_folder *folder, mz_err *err);
 void mz_folder_abandon(mz_folder *folder); /* removes what is there; no-op after the commit */
 
+/* Writes one file, whole or not at all: `write` prints it to `out`. */
+mz_code mz_export_file(const char *path, mz_code (*write)(void *self, FILE *out, mz_err *err),
+                       void *self, mz_err *err);
+
+/* Calls *first to *end - 1 of the window of steps in `options`. MZ_EINPUT: no step in it. */
+mz_code mz_export_window(mz_trace *trace, const mz_export_options *options, int64_t *first,
+                         int64_t *end, mz_err *err);
+
 /* One (step, micro-batch) that has every layer of every rank in it: the call of layer l and the
  * r-th of its ranks is first + l * ranks + r. */
 typedef struct mz_batch {

@@ -7,9 +7,7 @@
 #include "traces/exporters/table.h"
 
 #include "common/base/arena.h"
-#include "common/io/input.h"
 
-#include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -35,25 +33,16 @@ static mz_code find_call(mz_load_source *loads, const mz_export_options *options
     return code;
 }
 
-static mz_code write_matrix(const char *path, const int64_t *bytes, int32_t ranks, mz_err *err) {
-    mz_output output;
-    mz_code code = mz_output_begin(&output, path, err);
-    if (code)
-        return code;
-    FILE *file = fopen(output.partial, "wbe");
-    if (!file) {
-        code = mz_fail(err, MZ_EINTERNAL, "%s: cannot write: %s", path, strerror(errno));
-        mz_output_abandon(&output);
-        return code;
-    }
-    for (int64_t i = 0; i < (int64_t)ranks * ranks; i++)
-        fprintf(file, "%" PRId64 "%c", bytes[i], (i + 1) % ranks ? ' ' : '\n');
-    bool ok = !ferror(file);
-    ok = fclose(file) == 0 && ok;
-    if (ok)
-        return mz_output_commit(&output, err);
-    mz_output_abandon(&output);
-    return mz_fail(err, MZ_EINTERNAL, "%s: cannot write (disk full?)", path);
+typedef struct matrix {
+    int64_t *bytes;
+    int32_t ranks;
+} matrix;
+
+static mz_code write_matrix(void *self, FILE *out, mz_err *err) {
+    const matrix *m = self;
+    for (int64_t i = 0; i < (int64_t)m->ranks * m->ranks; i++)
+        fprintf(out, "%" PRId64 "%c", m->bytes[i], (i + 1) % m->ranks ? ' ' : '\n');
+    return MZ_OK;
 }
 
 /* The most that one rank sends or receives: what alltoallv_perf's -b and -e must reach. */
@@ -89,7 +78,7 @@ static mz_code export(mz_app *app, mz_trace *trace, const mz_export_options *opt
     }
     if (!code) {
         mz_export_matrix(call.load, row_bytes, bytes);
-        code = write_matrix(output, bytes, loads.ranks, err);
+        code = mz_export_file(output, write_matrix, &(matrix){bytes, loads.ranks}, err);
     }
     if (!code) {
         const mz_trace_facts *facts = mz_trace_facts_of(trace);

@@ -9,5 +9,6 @@ extern const mz_exporter mz_export_megatron_jsonl;
 extern const mz_exporter mz_export_sglang_json;
 extern const mz_exporter mz_export_nccl_alltoallv;
 extern const mz_exporter mz_export_smpi_ti;
+extern const mz_exporter mz_export_perfetto;
 
 #endif
