@@ -1,5 +1,7 @@
 #include "common/io/catalog.h"
 
+#include "common/base/opt.h"
+
 #include <dirent.h>
 #include <errno.h>
 #include <stdio.h>
@@ -70,9 +72,10 @@ static mz_code unknown(const char *name, const char *folder, const char *kind, m
         for (int i = 0; i < count && used < sizeof text; i++)
             used +=
                 (size_t)snprintf(text + used, sizeof text - used, "%s%s", i ? ", " : "", names[i]);
-        code = mz_fail(err, MZ_EINPUT,
-                       "no shipped %s \"%s\": give a path to a .json file or one of %s", kind, name,
-                       text);
+        const char *near = mz_nearest(name, (const char *const *)names, count);
+        code = mz_fail(
+            err, MZ_EINPUT, "no shipped %s \"%s\"%s%s%s; give a path to a .json file or one of %s",
+            kind, name, near ? " (did you mean " : "", near ? near : "", near ? "?)" : "", text);
     }
     mz_arena_free(&arena);
     return code;

@@ -15,8 +15,8 @@ mz_code mz_catalog_list(const char *folder, mz_arena *arena, char ***names, int 
                         mz_err *err);
 
 /* The file that `name` means: a path when it holds '/' or ends in ".json" (a folder stands for the
- * config.json in it), else a shipped file of `folder`. An unknown name: MZ_EINPUT that lists the
- * shipped ones. `kind` names the thing in messages: "model", "cluster profile". */
+ * config.json in it), else a shipped file of `folder`. An unknown name: MZ_EINPUT with the
+ * nearest and all shipped ones. `kind` names the thing in messages: "model", "cluster profile". */
 mz_code mz_catalog_find(const char *name, const char *folder, const char *kind, char *path,
                         size_t size, mz_err *err);
 

@@ -11,6 +11,29 @@ int64_t mz_model_parameters(const mz_model *model, mz_tier tier) {
     return total;
 }
 
+int64_t mz_model_total(const mz_model *model) {
+    int64_t total = 0;
+    for (int tier = MZ_TIER_BACKBONE; tier <= MZ_TIER_SHARED; tier++)
+        total += mz_model_parameters(model, (mz_tier)tier);
+    return total;
+}
+
+int64_t mz_model_bytes(const mz_model *model, mz_tier tier) {
+    int64_t total = 0;
+    for (int64_t i = 0; i < model->tensors; i++) {
+        const mz_tensor *t = &model->tensor[i];
+        if (t->tier == tier)
+            total += t->rows * t->cols * t->count * t->bytes_per_value;
+    }
+    return total;
+}
+
+int64_t mz_model_active_parameters(const mz_model *model) {
+    const int64_t chosen = mz_model_expert_parameters(model) / model->expert_group * model->top_k;
+    return mz_model_total(model) - mz_model_parameters(model, MZ_TIER_EXPERT) +
+           chosen * model->moe_layers;
+}
+
 int64_t mz_model_layer_parameters(const mz_model *model, int32_t layer, mz_tier tier) {
     int64_t total = 0;
     for (int64_t i = 0; i < model->tensors; i++) {

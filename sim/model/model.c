@@ -8,9 +8,9 @@
 #include <string.h>
 
 static const mz_family *const families[] = {
-    &mz_family_deepseek_v2, &mz_family_deepseek_v3, &mz_family_glm4_moe,  &mz_family_gpt_oss,
-    &mz_family_granitemoe,  &mz_family_mixtral,     &mz_family_mizan_moe, &mz_family_olmoe,
-    &mz_family_qwen2_moe,   &mz_family_qwen3_moe,
+    &mz_family_deepseek_v2, &mz_family_deepseek_v3,   &mz_family_glm4_moe,  &mz_family_gpt_oss,
+    &mz_family_granitemoe,  &mz_family_layernorm_moe, &mz_family_mixtral,   &mz_family_mizan_moe,
+    &mz_family_olmoe,       &mz_family_qwen2_moe,     &mz_family_qwen3_moe,
 };
 
 enum { FAMILIES = sizeof families / sizeof families[0] };
@@ -50,6 +50,7 @@ static mz_code read_dtype(mz_json *config, mz_blocks *blocks, mz_err *err) {
     else
         return mz_fail(err, MZ_EINPUT, "%s: '%s' is \"%s\", must be bfloat16, float16 or float32",
                        config->where, key, type);
+    snprintf(blocks->model->dtype, sizeof blocks->model->dtype, "%s", type);
     return MZ_OK;
 }
 
@@ -104,12 +105,16 @@ static mz_code list_tensors(const mz_family *family, mz_blocks *blocks, const ch
     blocks->layer = -1;
     mz_add(blocks, MZ_TIER_BACKBONE, "model.embed_tokens.weight", model->vocab, model->hidden, 1)
         ->role = MZ_ROLE_EMBEDDING;
+    if (blocks->positions)
+        mz_add(blocks, MZ_TIER_BACKBONE, "model.embed_positions.weight", blocks->positions,
+               model->hidden, 1)
+            ->role = MZ_ROLE_EMBEDDING;
     for (blocks->layer = 0; blocks->layer < model->layers; blocks->layer++) {
         family->layer(blocks);
         model->moe_layers += model->is_moe[blocks->layer];
     }
     blocks->layer = -1;
-    mz_add_vector(blocks, MZ_TIER_BACKBONE, "model.norm.weight", model->hidden);
+    mz_add_norm(blocks, "model.norm");
     if (!model->tied_embeddings)
         mz_add(blocks, MZ_TIER_BACKBONE, "lm_head.weight", model->vocab, model->hidden, 1)->role =
             MZ_ROLE_HEAD;
@@ -177,6 +182,38 @@ static mz_code resolve(mz_model *model, mz_err *err) {
     return failed ? mz_fail_nomem(err, "a model's description") : MZ_OK;
 }
 
+/* What others count, for shipped configs; a remark that nothing else depends on. */
+static mz_code read_published(mz_json *config, mz_model *model, mz_err *err) {
+    json_t *object = NULL;
+    mz_json view;
+    const char *source, *what;
+    if (!mz_json_has(config, "_published"))
+        return MZ_OK;
+    mz_published *p = &model->published;
+    char where[sizeof view.where];
+    mz_code code = mz_json_get(config, "_published", JSON_OBJECT, &object, err);
+    snprintf(where, sizeof where, "%.200s: _published", config->where);
+    if (code == MZ_OK)
+        code = mz_json_object(object, where, &view, err);
+    if (code == MZ_OK)
+        code = mz_json_int(&view, "parameters", 1, (int64_t)parameters_max, &p->parameters, err);
+    if (code == MZ_OK)
+        code = mz_json_int_or(&view, "left_out", 0, 0, p->parameters, &p->left_out, err);
+    if (code == MZ_OK)
+        code = mz_json_string_or(&view, "left_out_is", "", &what, err);
+    if (code == MZ_OK)
+        code = mz_json_int_or(&view, "tensors", 0, 1, INT64_C(1) << 40, &p->tensors, err);
+    if (code == MZ_OK)
+        code = mz_json_string(&view, "source", &source, err);
+    if (code == MZ_OK)
+        code = mz_json_no_more(&view, err);
+    if (code)
+        return code;
+    p->source = mz_arena_strdup(&model->arena, source);
+    p->left_out_is = mz_arena_strdup(&model->arena, what);
+    return p->source && p->left_out_is ? MZ_OK : mz_fail_nomem(err, "a model's published size");
+}
+
 static mz_code build(json_t *root, const char *where, mz_blocks *blocks, mz_err *err) {
     mz_model *model = blocks->model;
     const mz_family *family = NULL;
@@ -188,6 +225,8 @@ static mz_code build(json_t *root, const char *where, mz_blocks *blocks, mz_err 
         code = read_common(&config, blocks, err);
     if (code == MZ_OK)
         code = family->read(&config, blocks, err);
+    if (code == MZ_OK)
+        code = read_published(&config, model, err);
     if (code == MZ_OK && family->strict) {
         mz_json_has(&config, "architectures");
         code = mz_json_no_more(&config, err);

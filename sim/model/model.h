@@ -36,9 +36,19 @@ int mz_tensor_shape(const mz_tensor *tensor, int64_t shape[3]);
 /* Name of the i-th, 0 <= i < mz_tensor_parts: layers.3.mlp.experts.17.up_proj.weight. */
 const char *mz_tensor_name(const mz_tensor *tensor, int64_t i, char *buffer, size_t size);
 
+/* A count that others published, read from "_published" of a config. */
+typedef struct mz_published {
+    int64_t parameters; /* 0: none known */
+    int64_t left_out;   /* of these, what the model here leaves out on purpose */
+    int64_t tensors;    /* in the checkpoint; 0: not known */
+    const char *source; /* where the count stands */
+    const char *left_out_is;
+} mz_published;
+
 typedef struct mz_model {
     char name[128];
     char model_type[64];
+    char dtype[16]; /* of the weights that are not fp32: bfloat16, float16, float32 */
     int32_t layers, moe_layers;
     const bool *is_moe;     /* [layers] */
     const bool *is_sliding; /* [layers] attention limited to sliding_window */
@@ -59,6 +69,7 @@ typedef struct mz_model {
     bool gated;              /* SwiGLU: three matrices per expert; else two */
     const mz_tensor *tensor; /* [tensors] embedding, layers in order, final norm, head */
     int64_t tensors;
+    mz_published published;
     json_t *resolved; /* every value used, for the result file */
     mz_arena arena;
 } mz_model;
@@ -72,9 +83,16 @@ void mz_model_free(mz_model **model);
 mz_code mz_model_list(const char *data_dir, mz_arena *arena, char ***names, int *count,
                       mz_err *err);
 
+/* "float32", or the model's dtype. */
+const char *mz_tensor_dtype(const mz_model *model, const mz_tensor *tensor);
+
 int64_t mz_model_parameters(const mz_model *model, mz_tier tier); /* total of a tier */
-int64_t mz_model_expert_parameters(const mz_model *model);        /* of one expert of one layer, of
-                                                                     all expert_group where grouped */
+int64_t mz_model_total(const mz_model *model);                    /* of all tiers */
+int64_t mz_model_bytes(const mz_model *model, mz_tier tier);      /* weights of a tier */
+/* What one token meets: all but the experts that it does not choose; embedding included. */
+int64_t mz_model_active_parameters(const mz_model *model);
+int64_t mz_model_expert_parameters(const mz_model *model); /* of one expert of one layer, of
+                                                              all expert_group where grouped */
 int64_t mz_model_layer_parameters(const mz_model *model, int32_t layer, mz_tier tier);
 
 /* FLOPs of one layer's forward for `tokens` tokens in sequences of `seq` tokens; a multiplication

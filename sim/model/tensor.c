@@ -18,6 +18,10 @@ int mz_tensor_shape(const mz_tensor *tensor, int64_t shape[3]) {
     return dimensions;
 }
 
+const char *mz_tensor_dtype(const mz_model *model, const mz_tensor *tensor) {
+    return tensor->bytes_per_value >= 4 ? "float32" : model->dtype;
+}
+
 const char *mz_tensor_name(const mz_tensor *tensor, int64_t i, char *buffer, size_t size) {
     const char *star = strchr(tensor->name, '*');
     if (star)

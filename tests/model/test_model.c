@@ -13,48 +13,72 @@ static mz_model *load(const char *name) {
     return model;
 }
 
-static int64_t total(const mz_model *model) {
-    int64_t sum = 0;
-    for (int tier = MZ_TIER_BACKBONE; tier <= MZ_TIER_SHARED; tier++)
-        sum += mz_model_parameters(model, (mz_tier)tier);
-    return sum;
-}
-
-/* Totals: `safetensors.total` of the model's page on Hugging Face, which is the sum over the
- * checkpoint's index, unless said otherwise. Each was also added up by hand from the architecture.
- * mtp: what the checkpoint holds beyond the main model, a multi-token-prediction layer. */
+/* What others count, to the last parameter and, where known, the number of tensors: sums over the
+ * checkpoints' indexes or headers; where each stands is in the configs' "_published". Each total
+ * was also added up by hand from the architecture. The numbers stand here again, so that neither a
+ * config nor the code can drift alone. */
 static void published_totals(void **state) {
     static const struct {
         const char *name;
         int64_t total;
-        int64_t mtp;
+        int64_t mtp; /* what the checkpoint holds beyond the main model */
+        int64_t tensors;
     } known[] = {
-        {"qwen3-30b-a3b", 30532122624, 0},
-        {"qwen3-235b-a22b", 235093634560, 0},
-        {"mixtral-8x7b", 46702792704, 0},
-        {"mixtral-8x22b", 140620634112, 0}, /* index total_size 281,241,268,224 B in bf16 */
+        {"qwen3-30b-a3b", 30532122624, 0, 18867},
+        {"qwen3-235b-a22b", 235093634560, 0, 36945},
+        {"mixtral-8x7b", 46702792704, 0, 995},
+        {"mixtral-8x22b", 140620634112, 0, 1739},
         /* One MoE layer, its two norms apart enorm, hnorm, shared_head.norm, eh_proj 2H x H, and
          * copies of embedding and head:
          * 4096*12288*2 + 2*4096*1024 + 12288 + 2*1024 + 2*4096 + 128*4096 + 128 + 129*3*4096*1408
          *   + 2*4096*4096 + 3*4096 + 2*151552*4096 = 3,616,573,568 */
-        {"glm-4.5-air", 110468824832, 3616573568},
-        {"glm-4.5", 358337791296, 5539962272},
-        {"deepseek-v2", 235741434880, 0},
-        {"deepseek-v2-lite", 15706484224, 0},
-        /* Main model, README_WEIGHTS.md of deepseek-ai/DeepSeek-V3: 671B without the MTP module. */
-        {"deepseek-v3", 671026419200, 0},
-        {"olmoe-1b-7b", 6919161856, 0},
-        {"gpt-oss-20b", 20914757184, 0},
-        {"gpt-oss-120b", 116829156672, 0},
-        {"granite-3.0-3b-a800m", 3298793472, 0},
-        {"qwen1.5-moe-a2.7b", 14315784192, 0},
-        {"qwen2-57b-a14b", 57408658944, 0},
+        {"glm-4.5-air", 110468824832, 3616573568, 0},
+        {"glm-4.5", 358337791296, 5539962272, 0},
+        {"deepseek-v2", 235741434880, 0, 0},
+        {"deepseek-v2-lite", 15706484224, 0, 0},
+        {"deepseek-v3", 671026419200, 0, 45395},
+        {"olmoe-1b-7b", 6919161856, 0, 3219},
+        {"gpt-oss-20b", 20914757184, 0, 0},
+        {"gpt-oss-120b", 116829156672, 0, 0},
+        {"granite-3.0-3b-a800m", 3298793472, 0, 0},
+        {"qwen1.5-moe-a2.7b", 14315784192, 0, 4659},
+        {"qwen2-57b-a14b", 57408658944, 0, 0},
+        {"skewadam-6.8b", 6784327680, 0, 0},
     };
     for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) {
         mz_model *model = load(known[i].name);
-        if (total(model) + known[i].mtp != known[i].total)
-            fail_msg("%s: %lld parameters, published %lld", known[i].name, (long long)total(model),
-                     (long long)(known[i].total - known[i].mtp));
+        int64_t tensors = 0;
+        for (int64_t t = 0; t < model->tensors; t++)
+            tensors += mz_tensor_parts(&model->tensor[t]);
+        if (mz_model_total(model) + known[i].mtp != known[i].total)
+            fail_msg("%s: %lld parameters, published %lld", known[i].name,
+                     (long long)mz_model_total(model), (long long)(known[i].total - known[i].mtp));
+        if (known[i].tensors && tensors != known[i].tensors)
+            fail_msg("%s: %lld tensors, published %lld", known[i].name, (long long)tensors,
+                     (long long)known[i].tensors);
+        assert_int_equal(model->published.parameters, known[i].total);
+        assert_int_equal(model->published.left_out, known[i].mtp);
+        assert_int_equal(model->published.tensors, known[i].tensors);
+        mz_model_free(&model);
+    }
+}
+
+/* The checkpoints of GPT-OSS hold expert matrices in MXFP4: 4 bits a value and an 8-bit scale for
+ * 32 of them. Bytes of all tensors as their indexes add them up. */
+static void quantised_checkpoints(void **state) {
+    static const struct {
+        const char *name;
+        int64_t bytes;
+    } known[] = {{"gpt-oss-20b", 13761264768}, {"gpt-oss-120b", 65248815744}};
+    for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) {
+        mz_model *model = load(known[i].name);
+        int64_t bytes = 0;
+        for (int64_t t = 0; t < model->tensors; t++) {
+            const mz_tensor *x = &model->tensor[t];
+            int64_t values = x->rows * x->cols * x->count;
+            bytes += x->stacked && !x->vector ? values / 2 + values / 32 : 2 * values;
+        }
+        assert_int_equal(bytes, known[i].bytes);
         mz_model_free(&model);
     }
 }
@@ -73,7 +97,7 @@ static void mixtral_instruct_vocabulary(void **state) {
     mz_model *model = load(folder); /* a folder stands for the config.json in it */
     remove_directory(folder);
     assert_non_null(strstr(folder, model->name));
-    assert_int_equal(total(model), 140630071296);
+    assert_int_equal(mz_model_total(model), 140630071296);
     mz_model_free(&model);
 }
 
@@ -85,13 +109,109 @@ static const mz_tensor *find(const mz_model *model, const char *name) {
     return NULL;
 }
 
+/* cols 1 with a name that is no matrix's: one dimension. */
 static void check_tensor(const mz_model *model, const char *name, int64_t rows, int64_t cols,
                          int64_t count, mz_tier tier) {
     const mz_tensor *tensor = find(model, name);
     assert_int_equal(tensor->rows, rows);
     assert_int_equal(tensor->cols, cols);
+    assert_int_equal(tensor->vector, cols == 1);
     assert_int_equal(tensor->count, count);
     assert_int_equal(tensor->tier, tier);
+}
+
+/* One tensor of the checkpoint by its full name: shape ends with 0. */
+static void check_shape(const mz_model *model, const char *name, const int64_t *shape,
+                        const char *dtype) {
+    char buffer[128];
+    for (int64_t t = 0; t < model->tensors; t++)
+        for (int64_t i = 0; i < mz_tensor_parts(&model->tensor[t]); i++) {
+            if (strcmp(mz_tensor_name(&model->tensor[t], i, buffer, sizeof buffer), name) != 0)
+                continue;
+            int64_t have[3];
+            int n = mz_tensor_shape(&model->tensor[t], have);
+            for (int d = 0; d < n; d++)
+                assert_int_equal(have[d], shape[d]);
+            assert_int_equal(shape[n], 0);
+            assert_string_equal(mz_tensor_dtype(model, &model->tensor[t]), dtype);
+            return;
+        }
+    fail_msg("%s has no tensor %s", model->name, name);
+}
+
+#define SHAPE(...) ((const int64_t[]){__VA_ARGS__, 0})
+#define SHAPED(name, dtype, ...) check_shape(model, name, SHAPE(__VA_ARGS__), dtype)
+
+/* Full names and shapes of single tensors, one to three dimensions. */
+static void names_and_shapes(void **state) {
+    mz_model *model = load("qwen3-30b-a3b");
+    SHAPED("model.embed_tokens.weight", "bfloat16", 151936, 2048);
+    SHAPED("model.layers.3.mlp.experts.17.gate_proj.weight", "bfloat16", 768, 2048);
+    SHAPED("model.layers.47.mlp.experts.127.down_proj.weight", "bfloat16", 2048, 768);
+    SHAPED("model.layers.0.self_attn.k_norm.weight", "bfloat16", 128);
+    SHAPED("model.layers.0.mlp.gate.weight", "bfloat16", 128, 2048);
+    mz_model_free(&model);
+    model = load("mixtral-8x22b");
+    SHAPED("model.layers.55.block_sparse_moe.experts.7.w2.weight", "bfloat16", 6144, 16384);
+    mz_model_free(&model);
+    model = load("gpt-oss-20b");
+    SHAPED("model.layers.0.mlp.experts.gate_up_proj", "bfloat16", 32, 2880, 5760);
+    SHAPED("model.layers.0.mlp.experts.down_proj", "bfloat16", 32, 2880, 2880);
+    SHAPED("model.layers.0.mlp.experts.gate_up_proj_bias", "bfloat16", 32, 5760);
+    SHAPED("model.layers.0.mlp.router.bias", "bfloat16", 32);
+    mz_model_free(&model);
+    model = load("granite-3.0-3b-a800m");
+    SHAPED("model.layers.31.block_sparse_moe.output_linear.weight", "bfloat16", 40, 1536, 512);
+    mz_model_free(&model);
+    model = load("deepseek-v3");
+    SHAPED("model.layers.60.mlp.gate.e_score_correction_bias", "float32", 256);
+    SHAPED("model.layers.60.self_attn.q_a_layernorm.weight", "bfloat16", 1536);
+    mz_model_free(&model);
+    model = load("skewadam-6.8b");
+    SHAPED("model.embed_positions.weight", "bfloat16", 256, 4096);
+    SHAPED("model.layers.1.input_layernorm.bias", "float32", 4096);
+    SHAPED("model.layers.1.mlp.gate.weight", "float32", 128, 4096);
+    SHAPED("model.layers.1.mlp.experts.127.up_proj.weight", "bfloat16", 4096, 4096);
+    SHAPED("model.norm.bias", "float32", 4096);
+    mz_model_free(&model);
+}
+
+/* The SkewAdam study's split into tiers, its active parameters and its weights of 12.637848 GiB:
+ * bf16 but for 565,248 fp32 parameters. */
+static void study_model(void **state) {
+    mz_model *model = load("skewadam-6.8b");
+    assert_int_equal(mz_model_parameters(model, MZ_TIER_BACKBONE), 341352448);
+    assert_int_equal(mz_model_parameters(model, MZ_TIER_EXPERT), 6442450944);
+    assert_int_equal(mz_model_parameters(model, MZ_TIER_ROUTER), 524288);
+    assert_int_equal(mz_model_parameters(model, MZ_TIER_SHARED), 0);
+    assert_int_equal(mz_model_active_parameters(model), 442540032);
+    int64_t bytes = 0;
+    for (int tier = 0; tier <= MZ_TIER_SHARED; tier++)
+        bytes += mz_model_bytes(model, (mz_tier)tier);
+    assert_int_equal(bytes, 2 * 6784327680 + 2 * 565248);
+    mz_model_free(&model);
+}
+
+/* Parameters that one token meets, added up from the dimensions. */
+static void active_parameters(void **state) {
+    static const struct {
+        const char *name;
+        int64_t active;
+    } known[] = {
+        /* DeepSeek-V3: 671,026,419,200 - 58 layers x 248 experts x 3 x 7168 x 2048 */
+        {"deepseek-v3", 671026419200 - 58LL * 248 * 3 * 7168 * 2048},
+        /* Mixtral-8x7B: six of eight experts of 3 x 4096 x 14336 rest in 32 layers */
+        {"mixtral-8x7b", 46702792704 - 32LL * 6 * 3 * 4096 * 14336},
+        /* groups of four experts: a pair computes one of them */
+        {"laer-groups",
+         24LL * (4 * 3 * 4096 * 7168 + 2 * 4096 * 4096 + 2 * 1024 * 4096 + 128 * 4096 + 2 * 4096) +
+             2 * 32000LL * 4096 + 4096},
+    };
+    for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) {
+        mz_model *model = load(known[i].name);
+        assert_int_equal(mz_model_active_parameters(model), known[i].active);
+        mz_model_free(&model);
+    }
 }
 
 /* Shapes as the checkpoints' headers list them. */
@@ -221,7 +341,7 @@ static void every_shipped_config_loads(void **state) {
     int count;
     mz_err err;
     assert_int_equal(mz_model_list(MZ_SOURCE_DIR, &arena, &names, &count, &err), MZ_OK);
-    assert_int_equal(count, 18);
+    assert_int_equal(count, 19);
     for (int i = 0; i < count; i++) {
         mz_model *model = load(names[i]);
         assert_string_equal(model->name, names[i]);
@@ -230,8 +350,13 @@ static void every_shipped_config_loads(void **state) {
         for (int32_t l = 0; l < model->layers; l++)
             for (int tier = 0; tier <= MZ_TIER_SHARED; tier++)
                 layers += mz_model_layer_parameters(model, l, (mz_tier)tier);
-        int64_t outside = model->hidden * (1 + model->vocab * (model->tied_embeddings ? 1 : 2));
-        assert_int_equal(layers + outside, total(model));
+        int64_t outside = 0;
+        for (int tier = 0; tier <= MZ_TIER_SHARED; tier++)
+            outside += mz_model_layer_parameters(model, -1, (mz_tier)tier);
+        assert_int_equal(layers + outside, mz_model_total(model));
+        if (strcmp(names[i], "skewadam-6.8b") != 0) /* which has positions and a bias beside */
+            assert_int_equal(outside,
+                             model->hidden * (1 + model->vocab * (model->tied_embeddings ? 1 : 2)));
         mz_model_free(&model);
     }
     mz_arena_free(&arena);
@@ -295,7 +420,7 @@ static void unknown_names(void **state) {
     mz_model *model;
     mz_err err;
     assert_int_equal(mz_model_load("mixtral-9x9b", MZ_SOURCE_DIR, &model, &err), MZ_EINPUT);
-    assert_non_null(strstr(err.msg, "mixtral-8x7b"));
+    assert_non_null(strstr(err.msg, "did you mean mixtral-8x7b?"));
     assert_int_equal(mz_model_load("no/such/file.json", MZ_SOURCE_DIR, &model, &err), MZ_EINPUT);
     assert_non_null(strstr(err.msg, "no/such/file.json"));
 }
@@ -303,6 +428,10 @@ static void unknown_names(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(published_totals),
+        cmocka_unit_test(quantised_checkpoints),
+        cmocka_unit_test(names_and_shapes),
+        cmocka_unit_test(study_model),
+        cmocka_unit_test(active_parameters),
         cmocka_unit_test(mixtral_instruct_vocabulary),
         cmocka_unit_test(tensors_of_checkpoints),
         cmocka_unit_test(expert_bytes),

@@ -107,10 +107,20 @@ void mz_add_stacked(mz_blocks *blocks, mz_tier tier, const char *name, int64_t r
     tensor->vector = vector;
 }
 
+void mz_add_norm(mz_blocks *blocks, const char *name) {
+    static const char *const part[] = {"weight", "bias"};
+    for (int i = 0; i <= blocks->norm_bias; i++) {
+        char full[64];
+        snprintf(full, sizeof full, "%s.%s", name, part[i]);
+        mz_tensor *tensor = mz_add_vector(blocks, MZ_TIER_BACKBONE, full, blocks->model->hidden);
+        if (blocks->norm_bias)
+            tensor->bytes_per_value = 4;
+    }
+}
+
 void mz_add_norms(mz_blocks *blocks) {
-    const int64_t hidden = blocks->model->hidden;
-    mz_add_vector(blocks, MZ_TIER_BACKBONE, "input_layernorm.weight", hidden);
-    mz_add_vector(blocks, MZ_TIER_BACKBONE, "post_attention_layernorm.weight", hidden);
+    mz_add_norm(blocks, "input_layernorm");
+    mz_add_norm(blocks, "post_attention_layernorm");
 }
 
 static void add_biased(mz_blocks *blocks, const char *name, int64_t rows, int64_t cols, bool bias) {

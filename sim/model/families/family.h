@@ -19,6 +19,8 @@ typedef struct mz_blocks {
     int32_t weight_bytes; /* of torch_dtype */
     bool qkv_bias, o_bias;
     bool sinks;             /* one attention sink per head (GPT-OSS) */
+    bool norm_bias;         /* LayerNorm, weights and biases in fp32; else RMSNorm in the dtype */
+    int64_t positions;      /* of a learned table; 0: rotary */
     int64_t q_norm, k_norm; /* lengths of the query and key norms, 0 none */
 } mz_blocks;
 
@@ -31,8 +33,8 @@ typedef struct mz_family {
 } mz_family;
 
 extern const mz_family mz_family_deepseek_v2, mz_family_deepseek_v3, mz_family_glm4_moe,
-    mz_family_gpt_oss, mz_family_granitemoe, mz_family_mixtral, mz_family_mizan_moe,
-    mz_family_olmoe, mz_family_qwen2_moe, mz_family_qwen3_moe;
+    mz_family_gpt_oss, mz_family_granitemoe, mz_family_layernorm_moe, mz_family_mixtral,
+    mz_family_mizan_moe, mz_family_olmoe, mz_family_qwen2_moe, mz_family_qwen3_moe;
 
 /* Limits that keep every product of sizes within 63 bits. */
 enum { MZ_MODEL_SIZE_MAX = 1 << 22, MZ_MODEL_LAYERS_MAX = 4096, MZ_MODEL_EXPERTS_MAX = 1 << 16 };
@@ -63,6 +65,8 @@ mz_tensor *mz_add_vector(mz_blocks *blocks, mz_tier tier, const char *name, int6
 /* Matrices, or vectors (cols 1), of all experts stacked in one tensor. */
 void mz_add_stacked(mz_blocks *blocks, mz_tier tier, const char *name, int64_t rows, int64_t cols,
                     bool vector);
+/* A norm over the hidden size: NAME.weight, and NAME.bias where norms have them. */
+void mz_add_norm(mz_blocks *blocks, const char *name);
 /* input_layernorm and post_attention_layernorm. */
 void mz_add_norms(mz_blocks *blocks);
 /* self_attn.{q,k,v,o}_proj with the biases, norms and sinks of `blocks`. */
