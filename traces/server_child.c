@@ -1,17 +1,14 @@
 /* The HDF5 side of the server: nothing here may be trusted by the other side. */
+#include "common/base/child.h"
 #include "traces/server_wire.h"
 
-#include <errno.h>
 #include <hdf5.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/socket.h>
-#include <unistd.h>
 
 enum { SWMR_ATTEMPTS = 24 };
 
 typedef struct child {
-    int fd;
     uint8_t *slots;
     hid_t file;
     hid_t dataset[MZ_COLUMNS]; /* open ones, else -1 */
@@ -268,22 +265,17 @@ static void answer(child *c, const mz_wire_request *request, const char *path,
     }
 }
 
-_Noreturn void mz_server_child(int fd, uint8_t *slots, const char *path) {
-    child c = {.fd = fd, .slots = slots, .file = -1};
+void mz_server_child(int fd, uint8_t *slots, const char *path) {
+    child c = {.slots = slots, .file = -1};
     for (int i = 0; i < MZ_COLUMNS; i++)
         c.dataset[i] = -1;
     H5Eset_auto2(H5E_DEFAULT, NULL, NULL);
-    for (;;) {
-        mz_wire_request request;
-        ssize_t n = recv(fd, &request, sizeof request, 0);
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n != (ssize_t)sizeof request)
-            _exit(0); /* the reader has gone */
-        mz_wire_reply reply;
+    mz_wire_request request;
+    mz_wire_reply reply;
+    do {
+        if (!mz_parent_receive(fd, &request, sizeof request))
+            return;
         memset(&reply, 0, sizeof reply);
         answer(&c, &request, path, &reply);
-        if (send(fd, &reply, sizeof reply, MSG_NOSIGNAL) != (ssize_t)sizeof reply)
-            _exit(0);
-    }
+    } while (mz_parent_send(fd, &reply, sizeof reply));
 }

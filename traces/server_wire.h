@@ -29,7 +29,7 @@ static inline size_t mz_wire_slot_size(void) {
     return (mz_chunk_bound(MZ_CHUNK_MAX) + 4095) / 4096 * 4096;
 }
 
-/* Runs in the child, never returns. */
-_Noreturn void mz_server_child(int fd, uint8_t *slots, const char *path);
+/* Runs in the child until the other side has gone. */
+void mz_server_child(int fd, uint8_t *slots, const char *path);
 
 #endif
