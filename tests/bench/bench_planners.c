@@ -102,6 +102,7 @@ static mz_code bench_size(int32_t ranks, int32_t experts, int32_t domain_size, c
                                         "capacity",
                                         "symi",
                                         "ultraep",
+                                        "topoep",
                                         "llep",
                                         "lrmoe[keep=0.5]",
                                         "lrmoe[keep=0.5,quota=value]",
