@@ -78,3 +78,20 @@ make() {
     [ "$status" -eq 2 ]
     [ ! -e b.h5 ]
 }
+
+@test "every key of the JSON of info and compare is documented, and no other" {
+    make -o a.h5
+    "$mizan" trace synth -q --profile balanced --layers 2 --experts 8 --top-k 2 --ranks 2 --steps 3 -o b.h5
+    "$mizan" trace info --json a.h5 >info.json
+    "$mizan" trace info --json b.h5 >counts.json
+    "$mizan" trace compare --json a.h5 b.h5 >compare.json
+    "$python" "$root/tests/cli/documented_keys.py" "$root/traces/README.md" info.json counts.json compare.json
+    # The check can fail: a page without one of them, and a page with one more.
+    sed 's/`placement_ranks`/placement/' "$root/traces/README.md" >page
+    run "$python" "$root/tests/cli/documented_keys.py" page info.json counts.json compare.json
+    [ "$status" -eq 1 ]
+    [ "$output" = "not documented: placement_ranks" ]
+    { cat "$root/traces/README.md" && echo '| `old_key` | | gone |'; } >page
+    run "$python" "$root/tests/cli/documented_keys.py" page info.json counts.json compare.json
+    [ "$output" = "documented, never printed: old_key" ]
+}
