@@ -5,19 +5,12 @@
  * indices. Shares load/count are compared as doubles, which round equal fractions equally. */
 #include "sim/policy/parts.h"
 
-#include <stdlib.h>
-
-typedef struct item {
-    double weight;
-    int32_t index;
-} item;
-
 struct mz_pack {
     int32_t items, bins;
-    item *order;    /* [items] */
-    int32_t *heap;  /* [max(items, bins)] indices, least key on top */
-    double *key;    /* [max(items, bins)] by index */
-    int32_t *taken; /* [bins] */
+    int32_t *order, *scratch; /* [items] */
+    int32_t *heap;            /* [max(items, bins)] indices, least key on top */
+    double *key;              /* [max(items, bins)] by index */
+    int32_t *taken;           /* [bins] */
 };
 
 mz_code mz_pack_create(mz_arena *arena, int32_t items, int32_t bins, mz_pack **out, mz_err *err) {
@@ -27,11 +20,12 @@ mz_code mz_pack_create(mz_arena *arena, int32_t items, int32_t bins, mz_pack **o
     const int32_t most = items > bins ? items : bins;
     p->items = items;
     p->bins = bins;
-    p->order = MZ_NEW(arena, item, items);
+    p->order = MZ_NEW(arena, int32_t, items);
+    p->scratch = MZ_NEW(arena, int32_t, items);
     p->heap = MZ_NEW(arena, int32_t, most);
     p->key = MZ_NEW(arena, double, most);
     p->taken = MZ_NEW(arena, int32_t, bins);
-    if (!p->order || !p->heap || !p->key || !p->taken)
+    if (!p->order || !p->scratch || !p->heap || !p->key || !p->taken)
         return mz_fail_nomem(err, "the packing");
     *out = p;
     return MZ_OK;
@@ -61,22 +55,12 @@ static void make_heap(mz_pack *p, int32_t n) {
         sift_down(p, at, n);
 }
 
-/* Heavy first, then the lower index: no two items are equal, so any sort gives one order. */
-static int by_weight(const void *a, const void *b) {
-    const item *x = a, *y = b;
-    if (x->weight != y->weight)
-        return x->weight > y->weight ? -1 : 1;
-    return (x->index > y->index) - (x->index < y->index);
-}
-
 mz_code mz_pack_lpt(mz_pack *p, const double *weight, int32_t items, const int32_t *room,
                     double *load, int32_t bins, int32_t *bin, int32_t *place, mz_err *err) {
     if (items > p->items || bins > p->bins)
         return mz_fail(err, MZ_EINTERNAL, "%d items in %d bins in a packing for %d, %d", items,
                        bins, p->items, p->bins);
-    for (int32_t i = 0; i < items; i++)
-        p->order[i] = (item){weight[i], i};
-    qsort(p->order, (size_t)items, sizeof *p->order, by_weight);
+    mz_order_falling(weight, items, p->order, p->scratch);
     int32_t open = 0;
     for (int32_t b = 0; b < bins; b++) {
         p->key[b] = load[b];
@@ -88,7 +72,7 @@ mz_code mz_pack_lpt(mz_pack *p, const double *weight, int32_t items, const int32
     for (int32_t k = 0; k < items; k++) {
         if (open == 0)
             return mz_fail(err, MZ_EINTERNAL, "%d items do not fit into %d bins", items, bins);
-        const int32_t i = p->order[k].index, b = p->heap[0];
+        const int32_t i = p->order[k], b = p->heap[0];
         bin[i] = b;
         place[i] = p->taken[b]++;
         p->key[b] += weight[i];
