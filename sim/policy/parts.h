@@ -230,4 +230,21 @@ mz_code mz_balance_spread(mz_balance *balance, const int64_t *quota, const int64
                           const int64_t *limit, const int64_t *local, const int64_t *near,
                           int64_t *x, int64_t *peak, mz_err *err);
 
+/* ---- gate.c: two of each token's recorded choices, by FasterMoE's gates (balancing-systems.md 6.2)
+ * ---------------------------------------------------------------------------------------------- */
+typedef struct mz_gate mz_gate;
+typedef struct mz_kept {
+    int64_t *pairs;            /* [S][E] kept pairs; owner: the caller */
+    double score, total_score; /* sums of squared gate weights of kept and of all pairs */
+    int64_t short_tokens;      /* tokens of two choices and more that keep fewer than two */
+} mz_kept;
+/* The two largest weights of each token (without weights: the first two). With `topology`, where at
+ * least floor(fraction * tokens) first choices of a source lie outside its domain, its tokens keep
+ * their best two inside, and that many of the largest outside first choices return as second. */
+mz_code mz_gate_create(mz_arena *arena, const mz_policy_env *env, bool topology, double fraction,
+                       mz_gate **gate, mz_err *err);
+/* MZ_EINPUT where there are no pairs, or, with `topology`, no weights or fewer than 3 choices a
+ * token. O(pairs). */
+mz_code mz_gate_choose(const mz_gate *gate, const mz_pairs *pairs, mz_kept *kept, mz_err *err);
+
 #endif

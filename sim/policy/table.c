@@ -1,15 +1,24 @@
-/* The one table of policies. A new policy: its file, one extern line, one
- * entry. */
+/* The one table of policies. A new policy: its file, one extern line, one entry. */
 #include "sim/policy/policy.h"
 
 #include <string.h>
 
 extern const mz_policy mz_policy_static, mz_policy_capacity, mz_policy_symi, mz_policy_ultraep,
-    mz_policy_lrmoe, mz_policy_ideal, mz_policy_llep, mz_policy_topoep, mz_policy_eplb;
+    mz_policy_lrmoe, mz_policy_ideal, mz_policy_fastermoe, mz_policy_llep, mz_policy_topoep,
+    mz_policy_eplb;
 
 const mz_policy *const mz_policies[] = {
-    &mz_policy_static, &mz_policy_capacity, &mz_policy_symi, &mz_policy_ultraep, &mz_policy_topoep,
-    &mz_policy_llep,   &mz_policy_lrmoe,    &mz_policy_eplb, &mz_policy_ideal,   NULL,
+    &mz_policy_static,
+    &mz_policy_capacity,
+    &mz_policy_symi,
+    &mz_policy_fastermoe,
+    &mz_policy_ultraep,
+    &mz_policy_eplb,
+    &mz_policy_topoep,
+    &mz_policy_llep,
+    &mz_policy_lrmoe,
+    &mz_policy_ideal,
+    NULL,
 };
 
 static mz_code unknown(const char *name, mz_err *err) {
@@ -44,8 +53,7 @@ mz_code mz_policy_parse(const char *text, mz_arena *arena, const mz_policy **pol
     size_t length = strlen(name);
     if (strchr(name, '/') || (length > 3 && strcmp(name + length - 3, ".so") == 0))
         return mz_fail(err, MZ_EINPUT,
-                       "policy \"%s\": plug-ins are not supported by this version; "
-                       "name a policy "
+                       "policy \"%s\": plug-ins are not supported by this version; name a policy "
                        "of the table",
                        text);
     char *list = NULL;

@@ -21,6 +21,10 @@ static const char *const texts[] = {
     "lrmoe[placement=symi,keep=0.5]",
     "lrmoe[placement=static,keep=0.1,q_min=0]",
     "lrmoe[forward=placement,keep=0.5,activations=resend]",
+    "fastermoe",
+    "fastermoe[rule=fastmoe,schedule=none]",
+    "fastermoe[rule=prototype]",
+    "fastermoe[rule=port,slots=101]",
     "ideal",
 };
 
@@ -101,7 +105,7 @@ static void plans_are_legal_and_repeatable(void **unused) {
 
 static void many_ranks(void **unused) {
     const int32_t shape[3] = {1024, 384, 8};
-    const char *some[] = {"static", "symi", "ultraep", "lrmoe[keep=0.5]", "ideal"};
+    const char *some[] = {"static", "symi", "ultraep", "lrmoe[keep=0.5]", "fastermoe", "ideal"};
     for (size_t t = 0; t < sizeof some / sizeof *some; t++) {
         rig r;
         mz_load *load = load_random(t % 2 ? LOAD_ZIPF : LOAD_ONE_EXPERT, shape[0], shape[1], 1);
