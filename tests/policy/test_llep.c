@@ -1,6 +1,6 @@
 /* llep against the vectors and figures of balancing-systems.md sections 9.6, 10.5 and 15, and
  * against the rule written down a second time, as the spec has it: with sorted lists. */
-#include "fixture.h"
+#include "sweep.h"
 
 static const int64_t small_total[] = {900, 100, 300, 100, 50, 50, 60, 40};
 
@@ -209,11 +209,26 @@ static void movement(void **unused) {
     load_free(load);
 }
 
+/* Section 9.6: 1.000 with 31 weight copies. */
+static void slot_sweep(void **unused) {
+    rig r;
+    mz_load *load = sweep_load(1.5, SWEEP_MODULO, 5);
+    rig_open(&r, "llep", SWEEP_RANKS, SWEEP_EXPERTS, SWEEP_NODE);
+    rig_call(&r, load, NULL, NULL, NULL);
+    const int32_t copies = r.plan->begin[SWEEP_EXPERTS] - SWEEP_EXPERTS;
+    print_message("%.4f with %d copies\n", sweep_imbalance(r.plan, load), copies);
+    assert_true(sweep_imbalance(r.plan, load) < 1.0005);
+    assert_in_range(copies, 30, 33); /* other random draws */
+    rig_close(&r);
+    load_free(load);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(small_vector),         cmocka_unit_test(small_chunks_are_not_sent),
         cmocka_unit_test(skipped_below_lambda), cmocka_unit_test(native_keeps_the_first_pairs),
         cmocka_unit_test(equals_the_rule),      cmocka_unit_test(movement),
+        cmocka_unit_test(slot_sweep),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,7 +1,6 @@
 /* ultraep against the vectors and figures of balancing-systems.md sections 8 and 15. */
-#include "fixture.h"
-
-#include <math.h>
+#include "sweep.h"
+#include "zipf.h"
 
 static const int64_t small_total[] = {900, 100, 300, 100, 50, 50, 60, 40};
 
@@ -130,98 +129,20 @@ static void movement(void **unused) {
     load_free(load);
 }
 
-/* ---- the generator of section 8.8
- * --------------------------------------------------------------*/
-enum { RANKS = 64, TOP_K = 8, TOKENS = 8192 };
-
-static void weights_of(double a, int32_t experts, double *w) {
-    int32_t mains = experts / RANKS;
-    for (int32_t r = 0; r < RANKS; r++)
-        for (int32_t l = 0; l < mains; l++)
-            w[r * mains + l] = pow(r + 1, -a) * (mains > 1 ? pow(l + 1, -4) : 1);
-}
-
-/* max/mean over ranks of the sums of inclusion probabilities 1 - exp(-t w), with sum k. */
-static double predicted_imbalance(const double *w, int32_t experts) {
-    double low = 0, high = 1;
-    for (int pass = 0; pass < 2; pass++)
-        for (int i = 0; i < 200; i++) {
-            double t = pass == 0 ? high : 0.5 * (low + high), sum = 0;
-            for (int32_t e = 0; e < experts; e++)
-                sum += 1 - exp(-t * w[e]);
-            if (pass == 0 && sum >= TOP_K)
-                break;
-            if (pass == 0)
-                high *= 2;
-            else if (sum < TOP_K)
-                low = t;
-            else
-                high = t;
-        }
-    double most = 0;
-    for (int32_t r = 0; r < RANKS; r++) {
-        double sum = 0;
-        for (int32_t e = r * (experts / RANKS); e < (r + 1) * (experts / RANKS); e++)
-            sum += 1 - exp(-high * w[e]);
-        most = sum > most ? sum : most;
-    }
-    return most / (TOP_K / (double)RANKS);
-}
-
-/* Draws of k experts without replacement: rejected repetitions are exactly that. */
-static mz_load *generate(int32_t experts, double imbalance, uint64_t seed) {
-    double *w = calloc((size_t)experts, sizeof *w), *sum = calloc((size_t)experts + 1, sizeof *sum);
-    double low = 0, high = 8;
-    for (int i = 0; i < 60; i++) {
-        double a = 0.5 * (low + high);
-        weights_of(a, experts, w);
-        *(predicted_imbalance(w, experts) < imbalance ? &low : &high) = a;
-    }
-    for (int32_t e = 0; e < experts; e++)
-        sum[e + 1] = sum[e] + w[e];
-    mz_load *load = load_new(RANKS, experts);
-    mz_rng rng = mz_rng_make(seed, 0);
-    for (int32_t s = 0; s < RANKS; s++)
-        for (int32_t t = 0; t < TOKENS / 4; t++) {
-            int32_t chosen[TOP_K], n = 0;
-            while (n < TOP_K) {
-                double u = mz_rng_uniform(&rng) * sum[experts];
-                int32_t a = 0, b = experts;
-                while (b - a > 1)
-                    *(sum[(a + b) / 2] <= u ? &a : &b) = (a + b) / 2;
-                bool again = false;
-                for (int32_t i = 0; i < n; i++)
-                    again = again || chosen[i] == a;
-                if (!again)
-                    chosen[n++] = a;
-            }
-            for (int32_t i = 0; i < TOP_K; i++)
-                load->count[(int64_t)s * experts + chosen[i]] += 4; /* a quarter of the draws */
-        }
-    mz_load_sum(load);
-    free(w);
-    free(sum);
-    return load;
-}
-
-static double imbalance_of(const mz_plan *plan, const mz_load *load) {
-    return (double)plan->peak_forward * RANKS / (double)load->pairs;
-}
-
 static void readme_case(int32_t experts, double target, int32_t replicas) {
     rig r;
-    mz_load *load = generate(experts, target, 11);
-    rig_open(&r, "static", RANKS, experts, 0);
+    mz_load *load = zipf_load(experts, target, 11);
+    rig_open(&r, "static", ZIPF_RANKS, experts, 0);
     rig_call(&r, load, NULL, NULL, NULL);
-    assert_true(fabs(imbalance_of(r.plan, load) - target) < 0.03 * target);
+    assert_true(fabs(zipf_imbalance(r.plan, load) - target) < 0.03 * target);
     rig_close(&r);
-    rig_open(&r, "ultraep", RANKS, experts, 0); /* two extra slots, as the README's 4+2 */
+    rig_open(&r, "ultraep", ZIPF_RANKS, experts, 0); /* two extra slots, as the README's 4+2 */
     rig_call(&r, load, NULL, NULL, NULL);
-    double after = imbalance_of(r.plan, load);
+    double after = zipf_imbalance(r.plan, load);
     int32_t used = r.plan->begin[experts] - experts;
     double crossing = 1 - (double)local_pairs(r.plan) / (double)load->pairs;
     rig_close(&r);
-    rig_open(&r, "ultraep[locality=no]", RANKS, experts, 0);
+    rig_open(&r, "ultraep[locality=no]", ZIPF_RANKS, experts, 0);
     rig_call(&r, load, NULL, NULL, NULL);
     double blind = 1 - (double)local_pairs(r.plan) / (double)load->pairs;
     rig_close(&r);
@@ -242,6 +163,25 @@ static void readme_figures(void **unused) {
     readme_case(128, 2.01, 46);
 }
 
+/* Section 9.6, the solver over all 32 ranks: 1.094, then 1.010, with one to four extra slots. */
+static void slot_sweep(void **unused) {
+    static const double published[] = {1.094, 1.010, 1.010, 1.010};
+    static const char *const texts[] = {
+        "ultraep[slots=21,scope=group]", "ultraep[slots=22,scope=group]",
+        "ultraep[slots=23,scope=group]", "ultraep[slots=24,scope=group]"};
+    mz_load *load = sweep_load(1.5, SWEEP_MODULO, 5);
+    for (int i = 0; i < 4; i++) {
+        rig r;
+        rig_open(&r, texts[i], SWEEP_RANKS, SWEEP_EXPERTS, SWEEP_NODE);
+        rig_call(&r, load, NULL, NULL, NULL);
+        const double imbalance = sweep_imbalance(r.plan, load);
+        print_message("%d extra slots: %.3f (published %.3f)\n", i + 1, imbalance, published[i]);
+        assert_true(fabs(imbalance - published[i]) < (i == 0 ? 0.02 : 0.001));
+        rig_close(&r);
+    }
+    load_free(load);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(small_vectors),
@@ -252,6 +192,7 @@ int main(void) {
         cmocka_unit_test(mains_may_be_emptied),
         cmocka_unit_test(movement),
         cmocka_unit_test(readme_figures),
+        cmocka_unit_test(slot_sweep),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
