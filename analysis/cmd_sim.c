@@ -59,8 +59,8 @@ static const mz_opt sim_options[] = {
      "optimizer, options in brackets; --list names them"},
     {"temporaries", 0, MZ_OPT_ENUM, AT(temporaries), "fused", "fused|chunked|unfused",
      "temporaries of the optimizer's update"},
-    {"allocator", 0, MZ_OPT_ENUM, AT(allocator), "exact", "exact|rounded",
-     "how requests become memory"},
+    {"allocator", 0, MZ_OPT_ENUM, AT(allocator), "exact", "exact|caching",
+     "memory as requested, or what a caching allocator reserves"},
     {"budget-memory", 0, MZ_OPT_REAL, AT(budget_memory), NULL, "BYTES",
      "memory for one layer's backward on a rank (quotas); default: what is left", 0, 0,
      MZ_UNIT_BYTES},
@@ -390,7 +390,7 @@ static json_t *settings_json(const sim_job *job) {
     static const char *const network[] = {"port", "flow"};
     static const char *const recompute[] = {"none", "selective", "full"};
     static const char *const temporaries[] = {"fused", "chunked", "unfused"};
-    static const char *const allocator[] = {"exact", "rounded"};
+    static const char *const allocator[] = {"exact", "caching"};
     const mz_step_options *o = &job->options;
     const sim_args *a = &job->args;
     return json_pack(

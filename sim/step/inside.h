@@ -92,6 +92,12 @@ typedef struct step_launches {
     int attention, attention_back, router, router_back, ffn, ffn_back;
 } step_launches;
 
+/* What one rank holds of one tensor row between steps, and what its update needs. */
+typedef struct step_tensor {
+    int64_t weights, gradients, optimizer, temporaries;
+    double update_bytes;
+} step_tensor;
+
 /* Bytes on one rank; formulas in sizes.c. */
 typedef struct step_sizes {
     /* per token, from forward to the layer's backward; input: of the layer, all that full
@@ -99,13 +105,22 @@ typedef struct step_sizes {
     int64_t input, attention, dense, shared, router;
     /* per token, inside one part of backward */
     int64_t attention_work, dense_work, shared_work, logits, loss_work;
+    /* per pair of (query, key) of one layer, all heads: kept from forward to backward; while
+     * attention runs forward, backward; 0 with flash attention */
+    int64_t scores, scores_work, scores_back;
     /* per pair: a row, gate and up, the activation */
     int64_t row, gate_up, act;
     /* for the whole step */
     int64_t weights, gradients, optimizer, replicas, workspace, communication, context;
-    int64_t resident;     /* their sum */
-    int64_t replica_slot; /* one replica held from forward to backward; 0: slots are resident */
-    int64_t temporaries;  /* of the optimizer's update */
+    int64_t resident; /* their sum */
+    int64_t buffers;  /* of gradients: what the policy asks for besides */
+    int64_t temporaries; /* of the optimizer's update */
+    /* replicas held from forward to the layer's backward: weights, and gradients in backward; 0:
+     * slots are resident */
+    int64_t replica_weights, replica_gradients;
+    /* all slots of one layer where experts are sharded: weights, gradients */
+    int64_t slot_weights, slot_gradients;
+    int32_t ahead; /* layers whose slots are restored before their turn */
     /* weight bytes of each layer, and at [layers] of embedding, final norm and head: those that all
      * ranks hold alike, and those of the rank's experts */
     int64_t *dense_layer, *expert_layer;
@@ -175,6 +190,7 @@ struct mz_step {
         *saved; /* [ranks] token buffers and replicas kept by the calls so far of a micro-batch */
     int32_t saved_micro_batch;
     int64_t *caps; /* [ep] answer of mz_step_budget */
+    mz_block *held; /* [layers + 1][buffers] of the rank whose timeline runs; see timeline.c */
 
     /* scratch of condense, sized for one group */
     int32_t *by_rank, *rank_begin; /* instances sorted by rank */
@@ -279,6 +295,7 @@ double step_row_copies(const mz_step *s, int64_t read, int64_t written);
  */
 
 mz_code step_sizes_of(mz_step *s, mz_err *err);
+step_tensor step_tensor_of(const mz_step *s, const mz_tensor *tensor);
 
 /* ---- condense (condense.c, spread.c) -----------------------------------------------------------
  */
@@ -393,18 +410,27 @@ void step_build_early_moves(mz_step *s, const step_at *at, mz_move_phase phase,
 void step_prefetch(mz_step *s, int32_t micro_batch, int32_t moe, int32_t group,
                    mz_move_phase phase);
 
-/* ---- memory (timeline.c) -----------------------------------------------------------------------
+/* ---- memory (timeline.c, budget.c) -------------------------------------------------------------
  */
 
+mz_code step_timeline_init(mz_step *s, mz_err *err);
 /* Bytes that stay from forward to backward of one MoE call besides per-token activations. */
 int64_t step_saved_of_call(const mz_step *s, const step_call *call, const step_rank_work *work);
-/* Per-token bytes that layer `layer` keeps from forward to backward. */
-int64_t step_saved_per_token(const mz_step *s, int32_t layer);
+/* Pairs of (query, key) in the attention scores of a rank's micro-batch. */
+int64_t step_score_pairs(const mz_step *s, int32_t micro_batch, int32_t rank);
+/* Kept for a rank's tokens from a layer's forward to its backward without recomputation, pairs and
+ * attention scores apart; kept through the whole step. */
+int64_t step_layer_tokens(const mz_step *s, int32_t layer, int64_t tokens);
+int64_t step_held_all_step(const mz_step *s, int32_t micro_batch, int32_t rank);
 int64_t step_saved_per_pair(const mz_step *s);
-/* Bytes alive per kept pair at the peak of a layer's backward products. */
-int64_t step_back_bytes_per_pair(const mz_step *s, bool again);
+/* ZeRO 2, 3: a layer's full gradient before it is scattered. ZeRO 3: its full weights. */
+int64_t step_unscattered(const mz_step *s, int32_t layer);
+int64_t step_gathered(const mz_step *s, int32_t layer);
 int64_t step_capacity(const mz_step *s); /* device memory that one rank may use */
 mz_code step_memory(mz_step *s, mz_step_outcome *outcome, mz_err *err);
+/* Kept pairs for which a rank has room in the backward of a layer whose plan is yet to be made. */
+int64_t step_rank_budget(const mz_step *s, int32_t group, int32_t micro_batch, int32_t layer,
+                         const mz_load *load, int32_t rank);
 
 /* ---- outcome (outcome.c) -----------------------------------------------------------------------
  */

@@ -355,7 +355,7 @@ static mz_code plan_call(mz_sim *sim, const mz_layer_call *call, int64_t step, m
     for (int i = 0; i < sim->policies; i++) {
         sim_policy *p = &sim->policy[i];
         memset(sim->rows, 0, sizeof(int64_t) * (size_t)sim->ranks);
-        for (int32_t g = 0; g < sim->groups; g++) {
+        for (int32_t g = 0; g < (sim->options.one_group ? 1 : sim->groups); g++) {
             group_call slice;
             mz_code code = slice_group(sim, call, g, sums, &slice, err);
             if (code == MZ_OK)
@@ -409,7 +409,7 @@ static mz_code finish_step(mz_sim *sim, sim_policy *p, mz_err *err) {
     p->backward_dispatch += o.backward_dispatch_bytes;
     p->backward_combine += o.backward_combine_bytes;
     p->transfer += o.transfer_bytes;
-    for (int32_t r = 0; r < sim->ranks; r++)
+    for (int32_t r = 0; o.rank_busy_s && r < sim->ranks; r++)
         p->rank_busy[r] += o.rank_busy_s[r];
     note_memory(sim, p, &o);
     return MZ_OK;

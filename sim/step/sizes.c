@@ -11,30 +11,45 @@ static int64_t share(int64_t amount, int64_t parts) {
     return (amount + parts - 1) / parts;
 }
 
+static bool expert_of(const mz_tensor *t) {
+    return t->tier == MZ_TIER_EXPERT;
+}
+
 /* Of all experts' copies in a tensor row, those of the fullest rank. */
 static int64_t rank_part(const mz_step *s, const mz_tensor *t, int64_t amount) {
-    return t->tier == MZ_TIER_EXPERT ? share(amount, s->model->experts) * s->mains : amount;
+    return expert_of(t) ? share(amount, s->model->experts) * s->mains : amount;
 }
 
 /* Over how many ranks the optimizer spreads what a rank would otherwise update. */
 static int64_t update_parts(const mz_step *s, const mz_tensor *t) {
     if (s->options.zero < 1)
         return 1;
-    return t->tier == MZ_TIER_EXPERT ? s->groups : s->ranks;
+    return expert_of(t) ? s->groups : s->ranks;
 }
 
 /* A policy with a sharded optimizer cuts every expert's state over the whole group. */
-static void add_optimizer(mz_step *s, const mz_tensor *t) {
-    step_sizes *z = &s->sizes;
-    const bool expert = t->tier == MZ_TIER_EXPERT, cut = expert && s->traits.sharded_optimizer;
+static void size_update(const mz_step *s, const mz_tensor *t, step_tensor *size) {
+    const bool cut = expert_of(t) && (s->traits.sharded_optimizer || s->traits.sharded_weights);
     const int64_t copies = cut ? 1 : rank_part(s, t, t->count);
     const int64_t parts = update_parts(s, t) * (cut ? s->ep : 1), times = cut ? t->count : 1;
     const mz_update u =
         mz_optimizer_update(s->options.optimizer, t, copies, parts, s->options.temporaries);
-    z->optimizer += times * u.state_bytes;
-    z->update_bytes += (double)times * u.traffic_bytes;
-    if (u.temporary_bytes > z->temporaries)
-        z->temporaries = u.temporary_bytes;
+    size->optimizer = times * u.state_bytes;
+    size->update_bytes = (double)times * u.traffic_bytes;
+    size->temporaries = u.temporary_bytes;
+}
+
+/* Where expert weights are sharded over the group, a rank holds its part of every expert. */
+step_tensor step_tensor_of(const mz_step *s, const mz_tensor *t) {
+    const int64_t bytes = t->rows * t->cols * t->count * t->bytes_per_value;
+    const bool cut = expert_of(t) && s->traits.sharded_weights;
+    const int64_t held = cut ? share(bytes, s->ep) : rank_part(s, t, bytes);
+    const int64_t parts = expert_of(t) ? s->groups : s->ranks;
+    step_tensor size = {.weights = s->options.zero >= 3 ? share(held, parts) : held};
+    if (t->trainable)
+        size.gradients = s->options.zero >= 2 ? share(held, parts) : held;
+    size_update(s, t, &size);
+    return size;
 }
 
 static void add_tensors(mz_step *s) {
@@ -42,15 +57,15 @@ static void add_tensors(mz_step *s) {
     for (int64_t i = 0; i < s->model->tensors; i++) {
         const mz_tensor *t = &s->model->tensor[i];
         const int64_t bytes = t->rows * t->cols * t->count * t->bytes_per_value;
-        const int64_t held = rank_part(s, t, bytes);
-        const bool expert = t->tier == MZ_TIER_EXPERT;
-        const int64_t parts = expert ? s->groups : s->ranks;
         const int32_t layer = t->layer < 0 ? s->layers : t->layer;
-        (expert ? z->expert_layer : z->dense_layer)[layer] += held;
-        z->weights += s->options.zero >= 3 ? share(held, parts) : held;
-        if (t->trainable)
-            z->gradients += s->options.zero >= 2 ? share(held, parts) : held;
-        add_optimizer(s, t);
+        const step_tensor size = step_tensor_of(s, t);
+        (expert_of(t) ? z->expert_layer : z->dense_layer)[layer] += rank_part(s, t, bytes);
+        z->weights += size.weights;
+        z->gradients += size.gradients;
+        z->optimizer += size.optimizer;
+        z->update_bytes += size.update_bytes;
+        if (size.temporaries > z->temporaries)
+            z->temporaries = size.temporaries;
     }
     for (int32_t l = 0; l <= s->layers; l++) {
         z->dense_weights += z->dense_layer[l];
@@ -88,21 +103,65 @@ static void token_sizes(mz_step *s) {
     z->act = 2 * m->expert_intermediate;
 }
 
-/* Replica slots beyond the mains. Shared: one set for all layers. Per layer: those in use live from
- * forward to the layer's backward; with a sharded optimizer the slots are where weights live. */
+/* Eager attention (Korthikanti et al., 2022, arXiv 2205.05198, section 4.1, without dropout) keeps
+ * the softmax's output, 2 B per head and pair of (query, key), where flash attention keeps its
+ * log-sum-exp; keys and values are repeated for every query head. Beside it live the scores before
+ * the softmax, in backward the gradients of both; selective recomputation makes scores and softmax
+ * again. */
+static void eager_sizes(mz_step *s) {
+    const mz_model *m = s->model;
+    const step_widths w = s->width;
+    const bool selective = s->options.recompute == MZ_RECOMPUTE_SELECTIVE;
+    step_sizes *z = &s->sizes;
+    z->attention += 2 * (w.query + w.output - w.key - w.value) - 4 * m->heads;
+    z->scores = selective ? 0 : 2 * m->heads;
+    z->scores_work = selective ? 4 * m->heads : 2 * m->heads;
+    z->scores_back = selective ? 6 * m->heads : 4 * m->heads;
+}
+
+/* Optimizer state of resident replicas that have their own, and what their update moves. */
+static void replica_optimizer(mz_step *s, int64_t extra) {
+    step_sizes *z = &s->sizes;
+    for (int64_t i = 0; i < s->model->tensors; i++) {
+        const mz_tensor *t = &s->model->tensor[i];
+        if (!expert_of(t))
+            continue;
+        const int64_t copies = extra * share(t->count, s->model->experts);
+        const mz_update u = mz_optimizer_update(s->options.optimizer, t, copies, update_parts(s, t),
+                                                s->options.temporaries);
+        z->optimizer += u.state_bytes;
+        z->update_bytes += u.traffic_bytes;
+    }
+}
+
+/* Replica slots beyond the mains. Shared: one set for all layers. Per layer: weights of those in
+ * use live from forward to the layer's backward, gradients during it; with a sharded optimizer the
+ * slots are where weights live, so they are resident. With sharded weights (LAER, arXiv 2602.11686)
+ * every slot of a layer is filled for its forward and again for its backward, the next ones' ahead
+ * of time; gradients leave it when the layer is done. */
 static void replica_sizes(mz_step *s) {
     const mz_policy_traits *t = &s->traits;
     step_sizes *z = &s->sizes;
     const int64_t extra = t->slots > s->mains ? t->slots - s->mains : 0;
-    if (t->free_replicas || t->replica_memory == MZ_REPLICAS_NONE)
+    const int64_t weights = 2 * mz_model_expert_parameters(s->model);
+    const int64_t gradients = t->replica_gradient_bytes;
+    if (t->free_replicas)
         return;
-    const int64_t slot = 2 * mz_model_expert_parameters(s->model) + t->replica_gradient_bytes;
-    if (t->replica_memory == MZ_REPLICAS_SHARED)
-        z->replicas = extra * slot;
-    else if (t->sharded_optimizer)
-        z->replicas = extra * slot * s->moe;
-    else
-        z->replica_slot = slot;
+    if (t->sharded_weights) {
+        z->slot_weights = t->slots * weights;
+        z->slot_gradients = t->slots * (gradients > 0 ? gradients : weights);
+        z->ahead = t->prefetch;
+    } else if (t->replica_memory == MZ_REPLICAS_SHARED) {
+        z->replicas = extra * (weights + gradients);
+    } else if (t->replica_memory == MZ_REPLICAS_RESIDENT ||
+               (t->replica_memory == MZ_REPLICAS_PER_LAYER && t->sharded_optimizer)) {
+        z->replicas = extra * (weights + gradients) * s->moe;
+        if (t->replica_optimizer)
+            replica_optimizer(s, extra);
+    } else if (t->replica_memory == MZ_REPLICAS_PER_LAYER) {
+        z->replica_weights = weights;
+        z->replica_gradients = gradients;
+    }
 }
 
 /* Communicators: the data-parallel ranks, the expert group, an expert's copies in other groups, and
@@ -110,9 +169,14 @@ static void replica_sizes(mz_step *s) {
 static int64_t communicators(const mz_step *s) {
     if (s->ranks == 1)
         return 0;
-    const bool weights = s->traits.slots > s->mains && !s->traits.free_replicas;
+    const bool weights =
+        (s->traits.slots > s->mains && !s->traits.free_replicas) || s->traits.sharded_weights;
     return 1 + (s->ep > 1) + (s->groups > 1 && s->ep > 1) + (weights && s->ep > 1);
 }
+
+/* Frameworks keep a workspace per handle and stream of the GEMM library, and backward, which runs
+ * in a thread of its own, has its own handle. */
+enum { GEMM_WORKSPACES = 2 };
 
 mz_code step_sizes_of(mz_step *s, mz_err *err) {
     const mz_device *d = &s->cluster->device;
@@ -123,11 +187,30 @@ mz_code step_sizes_of(mz_step *s, mz_err *err) {
         return mz_fail_nomem(err, "layer sizes");
     add_tensors(s);
     token_sizes(s);
+    if (s->options.attention == MZ_ATTENTION_EAGER)
+        eager_sizes(s);
     replica_sizes(s);
-    z->workspace = (int64_t)d->workspace_bytes;
+    z->buffers = s->traits.buffer_bytes;
+    z->gradients += z->buffers;
+    z->workspace = GEMM_WORKSPACES * (int64_t)d->workspace_bytes;
     z->communication = communicators(s) * (int64_t)d->communicator_bytes;
     z->context = (int64_t)d->context_bytes / s->cluster->ranks_per_device;
-    z->resident = z->weights + z->gradients + z->optimizer + z->replicas + z->workspace +
-                  z->communication + z->context;
-    return MZ_OK;
+    int64_t held[MZ_MEM_CATEGORIES];
+    mz_step_resident(s, held);
+    for (int c = 0; c < MZ_MEM_CATEGORIES; c++)
+        z->resident += held[c];
+    return step_timeline_init(s, err);
+}
+
+void mz_step_resident(const mz_step *s, int64_t bytes[MZ_MEM_CATEGORIES]) {
+    const step_sizes *z = &s->sizes;
+    for (int c = 0; c < MZ_MEM_CATEGORIES; c++)
+        bytes[c] = 0;
+    bytes[MZ_MEM_WEIGHTS] = z->weights;
+    bytes[MZ_MEM_GRADIENTS] = z->gradients;
+    bytes[MZ_MEM_OPTIMIZER_STATE] = z->optimizer;
+    bytes[MZ_MEM_REPLICAS] = z->replicas;
+    bytes[MZ_MEM_WORKSPACE] = z->workspace;
+    bytes[MZ_MEM_COMMUNICATION] = z->communication;
+    bytes[MZ_MEM_CONTEXT] = z->context;
 }

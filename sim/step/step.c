@@ -228,11 +228,11 @@ mz_code mz_step_create(const mz_model *model, const mz_cluster *cluster,
         fill_constants(s);
     else
         code = mz_fail_nomem(err, "a step");
-    if (code == MZ_OK)
+    if (code == MZ_OK && !options->memory_only)
         code = mz_cost_planner(cluster, policy_name, s->ep, model->experts, &s->planner_cost, err);
     if (code == MZ_OK)
         code = step_sizes_of(s, err);
-    if (code == MZ_OK)
+    if (code == MZ_OK && !options->memory_only)
         code = make_graph(s, err);
     if (code != MZ_OK)
         mz_step_free(&s);
@@ -317,61 +317,6 @@ static void start_saving(mz_step *s, int32_t micro_batch) {
     s->saved_micro_batch = micro_batch;
 }
 
-/* Forward rows that this call will leave on a local rank, before its plan is known: its own
- * experts' pairs, or the mean where the policy spreads them over replicas. */
-static int64_t expected_rows(const mz_step *s, const mz_load *load, int32_t rank) {
-    if (s->traits.slots > s->mains)
-        return (load->pairs + s->ep - 1) / s->ep;
-    /* Block layout of mains (policy.h): the first E mod R ranks hold one more. */
-    const int32_t each = load->experts / s->ep, more = load->experts % s->ep;
-    const int32_t first = rank * each + (rank < more ? rank : more);
-    int64_t rows = 0;
-    for (int32_t e = first; e < first + each + (rank < more); e++)
-        rows += load->total[e];
-    return rows;
-}
-
-/* Rounding of an allocator costs at most one granule per buffer; a layer keeps up to eight. */
-static int64_t rounding_margin(const mz_step *s, int32_t layer) {
-    const int64_t granule = mz_memory_rounded(s->options.allocator, (1 << 20) + 1) - (1 << 20) - 1;
-    return (granule > 0 ? granule + 1 : 0) * 8 * (layer + 3);
-}
-
-/* Bytes in use when the backward products of model layer `layer` begin, without those products. */
-static int64_t held_at_backward(const mz_step *s, int32_t rank, int64_t tokens, int32_t layer) {
-    const step_sizes *z = &s->sizes;
-    const bool full = s->options.recompute == MZ_RECOMPUTE_FULL;
-    int64_t bytes = z->resident + 2 * z->input * tokens + s->saved[rank];
-    for (int32_t l = 0; l <= layer; l++)
-        bytes += step_saved_per_token(s, l) * tokens;
-    if (full)
-        bytes += (z->attention + z->router + z->shared) * tokens;
-    const bool copies = s->groups > 1;
-    const int64_t full_layer = z->dense_layer[layer] + (copies ? z->expert_layer[layer] : 0);
-    if (s->options.zero >= 2 && s->ranks > 1)
-        bytes += full_layer;
-    if (s->options.zero >= 3 && s->ranks > 1)
-        bytes += 2 * full_layer;
-    return bytes + rounding_margin(s, layer);
-}
-
-static int64_t rank_budget(const mz_step *s, int32_t group, int32_t micro_batch, int32_t layer,
-                           const mz_load *load, int32_t rank) {
-    const int32_t global = group * s->ep + rank;
-    const int64_t pair = step_back_bytes_per_pair(s, s->traits.resend);
-    if (s->options.budget_memory_bytes >= 0)
-        return (int64_t)(s->options.budget_memory_bytes / (double)pair);
-    const int64_t tokens = s->tokens[(int64_t)micro_batch * s->ranks + global];
-    int64_t left = step_capacity(s) - held_at_backward(s, global, tokens, s->moe_layer[layer]);
-    if (!s->traits.resend) {
-        const step_sizes *z = &s->sizes;
-        const bool full = s->options.recompute == MZ_RECOMPUTE_FULL;
-        const int64_t kept = full ? z->row + z->gate_up + z->act : step_saved_per_pair(s);
-        left -= expected_rows(s, load, rank) * kept;
-    }
-    return left > 0 ? left / pair : 0;
-}
-
 mz_code mz_step_budget(mz_step *s, int32_t group, int32_t micro_batch, int32_t layer,
                        const mz_load *load, mz_budget *budget, mz_err *err) {
     mz_code code = check_call(s, group, micro_batch, layer, load, err);
@@ -380,7 +325,7 @@ mz_code mz_step_budget(mz_step *s, int32_t group, int32_t micro_batch, int32_t l
     start_saving(s, micro_batch);
     *budget = (mz_budget){.backward_rows = -1, .backward_send_rows = -1, .rank_rows = s->caps};
     for (int32_t r = 0; r < s->ep; r++) {
-        s->caps[r] = rank_budget(s, group, micro_batch, layer, load, r);
+        s->caps[r] = step_rank_budget(s, group, micro_batch, layer, load, r);
         if (budget->backward_rows < 0 || s->caps[r] < budget->backward_rows)
             budget->backward_rows = s->caps[r];
     }
@@ -412,7 +357,7 @@ mz_code mz_step_add_call(mz_step *s, int32_t group, int32_t micro_batch, int32_t
 static mz_code check_complete(const mz_step *s, mz_err *err) {
     const int64_t calls = (int64_t)s->micro_batches * s->moe * s->groups;
     for (int64_t i = 0; i < calls; i++)
-        if (!s->call[i].present)
+        if (!s->call[i].present && !(s->options.one_group && i % s->groups))
             return mz_fail(err, MZ_EINTERNAL,
                            "step %lld was finished without group %lld of micro-batch %lld, layer "
                            "%lld",
@@ -445,6 +390,8 @@ mz_code mz_step_finish(mz_step *s, mz_step_outcome *outcome, mz_err *err) {
     if (code != MZ_OK)
         return code;
     *outcome = (mz_step_outcome){0};
+    if (s->options.memory_only)
+        return step_memory(s, outcome, err);
     clear_builder(s, err);
     for (int32_t b = 0; b < s->micro_batches; b++) {
         step_build_forward(s, b);

@@ -12,9 +12,9 @@
  * optimizer, parameter redistribution. Consecutive kernels of one phase are one task with the sum
  * of their times and launches. Every effect with a switch is a field of mz_step_effects.
  *
- * Where formulas are: kernels.c (times of kernels), sizes.c and timeline.c (memory), build_*.c
- * (order and dependencies), traffic.c (bytes on the wire), builder.c (rings), spread.c (which pair
- * goes where, for --dispatch rank and node), outcome.c (what a phase's time is).
+ * Where formulas are: kernels.c (times of kernels), sizes.c, timeline.c and budget.c (memory),
+ * build_*.c (order and dependencies), traffic.c (bytes on the wire), builder.c (rings), spread.c
+ * (which pair goes where, for --dispatch rank and node), outcome.c (what a phase's time is).
  *
  * Threads: one mz_step belongs to one thread at a time. */
 #ifndef MIZAN_SIM_STEP_STEP_H
@@ -40,6 +40,9 @@ typedef enum mz_recompute {
     MZ_RECOMPUTE_SELECTIVE,
     MZ_RECOMPUTE_FULL
 } mz_recompute;
+/* Flash: scores never leave the chip. Eager: the framework's own operations, which keep them; in
+ * the memory model alone, times are flash attention's. */
+typedef enum mz_attention { MZ_ATTENTION_FLASH, MZ_ATTENTION_EAGER } mz_attention;
 
 /* The starred effects of DESIGN section 4; all on but noise by default. */
 typedef struct mz_step_effects {
@@ -60,10 +63,17 @@ typedef struct mz_step_options {
     int64_t sequence_length; /* for attention; 0: the trace's, else 4096 */
     mz_dispatch dispatch;
     mz_recompute recompute;
+    mz_attention attention;
+    bool keep_logits; /* the training loop still holds a micro-batch's logits until the next ones
+                         are there: through the optimizer's update */
     mz_temporaries temporaries;
     mz_network_model network;
     double flow_accuracy;
     mz_allocator allocator;
+    bool
+        memory_only; /* nothing is timed: no graph, no planner's cost; outcomes hold memory alone */
+    bool one_group;  /* with memory_only: all groups have the loads and plans of group 0, the only
+                        one that is planned, added and looked at */
     const mz_optimizer *optimizer;
     mz_step_effects effects;
     uint64_t seed;
@@ -98,7 +108,9 @@ typedef struct mz_step_outcome {
     /* memory of this step */
     int32_t worst_rank;
     int64_t peak_bytes, at_peak[MZ_MEM_CATEGORIES], resident_bytes;
-    const int64_t *rank_peak_bytes; /* [ranks] */
+    int64_t idle_at_peak;           /* of at_peak's workspace: what the caching allocator reserves
+                                       and no block uses */
+    const int64_t *rank_peak_bytes; /* [ranks]; with one_group those of group 0, repeated */
     char peak_label[128];
     bool fits;
     char oom[256];
@@ -125,5 +137,11 @@ mz_code mz_step_add_call(mz_step *step, int32_t group, int32_t micro_batch, int3
                          mz_err *err);
 /* The outcome's pointers live until the next begin or free. */
 mz_code mz_step_finish(mz_step *step, mz_step_outcome *outcome, mz_err *err);
+
+/* Bytes that every rank holds between steps, by category; requested, before any rounding. */
+void mz_step_resident(const mz_step *step, int64_t bytes[MZ_MEM_CATEGORIES]);
+/* Allocations of one rank in the step whose calls were all added, into `memory`, which the caller
+ * made with mz_memory_init and ends with mz_memory_free. */
+mz_code mz_step_timeline(mz_step *step, int32_t rank, mz_memory *memory, mz_err *err);
 
 #endif

@@ -3,294 +3,487 @@
  * Token buffers are all that grows with pairs: send buffers, received rows, gate/up, activations,
  * expert outputs, and their gradients. Per pair of H and I (balancing-systems section 2): forward
  * x 2H, gate and up 4I, activation 2I, output 2H; backward dY 2H, d(activation) 2I, d(gate, up) 4I,
- * dX 2H, and where x is re-sent x 2H, gate and up 4I, activation 2I once more. */
+ * dX 2H, and where x is re-sent x 2H, gate and up 4I, activation 2I once more.
+ *
+ * Gradients are reduced where they lie with ZeRO 0 and 1 (their buffers are the buckets); with 2
+ * and 3 a layer's full gradient is the bucket that is scattered. */
 #include "sim/step/inside.h"
 
 #include <stdio.h>
 #include <string.h>
 
+/* Everything that comes and goes, one of each per layer; from BUFFER_IDS on of the whole model. */
+typedef enum buffer {
+    BUFFER_INPUT,
+    BUFFER_ATTENTION,
+    BUFFER_SCORES,
+    BUFFER_SCORES_WORK,
+    BUFFER_DENSE,
+    BUFFER_SHARED,
+    BUFFER_REPLICAS,
+    BUFFER_REPLICA_GRADIENTS,
+    BUFFER_SLOTS,
+    BUFFER_SLOT_GRADIENTS,
+    BUFFER_GATHERED,
+    BUFFER_BUCKET,
+    BUFFER_SEND,
+    BUFFER_ROWS,
+    BUFFER_GATE_UP,
+    BUFFER_ACT,
+    BUFFER_OUTPUTS,
+    BUFFER_COMBINED,
+    BUFFER_BACK_SEND,
+    BUFFER_ROWS_AGAIN,
+    BUFFER_BACK_ROWS,
+    BUFFER_UP_AGAIN,
+    BUFFER_ACT_AGAIN,
+    BUFFER_ACT_BACK,
+    BUFFER_GATE_UP_BACK,
+    BUFFER_INPUT_BACK,
+    BUFFER_COMBINED_BACK,
+    BUFFER_FFN_BACK,
+    BUFFER_ATTENTION_BACK,
+    BUFFER_IDS,
+    BUFFER_LOGITS,
+    BUFFER_KEPT_LOGITS,
+    BUFFER_LOSS,
+    BUFFER_HIDDEN,
+    BUFFER_UPDATE,
+    BUFFERS
+} buffer;
+
+static const struct {
+    mz_memcat category;
+    const char *label;
+} about[BUFFERS] = {
+    [BUFFER_INPUT] = {MZ_MEM_ACTIVATIONS, "layer %d input"},
+    [BUFFER_ATTENTION] = {MZ_MEM_ACTIVATIONS, "layer %d attention activations"},
+    [BUFFER_SCORES] = {MZ_MEM_ACTIVATIONS, "layer %d attention probabilities"},
+    [BUFFER_SCORES_WORK] = {MZ_MEM_TEMPORARIES, "layer %d attention scores"},
+    [BUFFER_DENSE] = {MZ_MEM_ACTIVATIONS, "layer %d dense activations"},
+    [BUFFER_SHARED] = {MZ_MEM_ACTIVATIONS, "layer %d router and shared expert activations"},
+    [BUFFER_REPLICAS] = {MZ_MEM_REPLICAS, "layer %d replicas"},
+    [BUFFER_REPLICA_GRADIENTS] = {MZ_MEM_REPLICAS, "layer %d replica gradients"},
+    [BUFFER_SLOTS] = {MZ_MEM_REPLICAS, "layer %d restored expert slots"},
+    [BUFFER_SLOT_GRADIENTS] = {MZ_MEM_REPLICAS, "layer %d gradients of restored slots"},
+    [BUFFER_GATHERED] = {MZ_MEM_WEIGHTS, "layer %d gathered weights"},
+    [BUFFER_BUCKET] = {MZ_MEM_TEMPORARIES, "layer %d gradients to scatter"},
+    [BUFFER_SEND] = {MZ_MEM_TOKEN_BUFFERS, "layer %d dispatch send buffer"},
+    [BUFFER_ROWS] = {MZ_MEM_TOKEN_BUFFERS, "layer %d received rows"},
+    [BUFFER_GATE_UP] = {MZ_MEM_TOKEN_BUFFERS, "layer %d gate and up"},
+    [BUFFER_ACT] = {MZ_MEM_TOKEN_BUFFERS, "layer %d expert activations"},
+    [BUFFER_OUTPUTS] = {MZ_MEM_TOKEN_BUFFERS, "layer %d expert outputs"},
+    [BUFFER_COMBINED] = {MZ_MEM_TOKEN_BUFFERS, "layer %d combined rows"},
+    [BUFFER_BACK_SEND] = {MZ_MEM_TOKEN_BUFFERS, "layer %d backward send buffer"},
+    [BUFFER_ROWS_AGAIN] = {MZ_MEM_TOKEN_BUFFERS, "layer %d rows received again"},
+    [BUFFER_BACK_ROWS] = {MZ_MEM_TOKEN_BUFFERS, "layer %d received gradient rows"},
+    [BUFFER_UP_AGAIN] = {MZ_MEM_TOKEN_BUFFERS, "layer %d recomputed gate, up and activations"},
+    [BUFFER_ACT_AGAIN] = {MZ_MEM_TOKEN_BUFFERS, "layer %d recomputed activations"},
+    [BUFFER_ACT_BACK] = {MZ_MEM_TOKEN_BUFFERS, "layer %d activation gradients"},
+    [BUFFER_GATE_UP_BACK] = {MZ_MEM_TOKEN_BUFFERS, "layer %d gate and up gradients"},
+    [BUFFER_INPUT_BACK] = {MZ_MEM_TOKEN_BUFFERS, "layer %d input gradients of experts"},
+    [BUFFER_COMBINED_BACK] = {MZ_MEM_TOKEN_BUFFERS, "layer %d combined input gradients"},
+    [BUFFER_FFN_BACK] = {MZ_MEM_TEMPORARIES, "layer %d feed-forward gradients"},
+    [BUFFER_ATTENTION_BACK] = {MZ_MEM_TEMPORARIES, "layer %d attention gradients"},
+    [BUFFER_IDS] = {MZ_MEM_ACTIVATIONS, "token ids and targets"},
+    [BUFFER_LOGITS] = {MZ_MEM_ACTIVATIONS, "logits"},
+    [BUFFER_KEPT_LOGITS] = {MZ_MEM_ACTIVATIONS, "logits of the micro-batch before"},
+    [BUFFER_LOSS] = {MZ_MEM_TEMPORARIES, "fp32 logits of the loss"},
+    [BUFFER_HIDDEN] = {MZ_MEM_ACTIVATIONS, "hidden gradients"},
+    [BUFFER_UPDATE] = {MZ_MEM_TEMPORARIES, "temporaries of the optimizer's update"},
+};
+
+/* Ids and targets are 64-bit. */
+enum { ID_BYTES = 16 };
+
 typedef struct rank_timeline {
     const mz_step *s;
-    mz_memory memory;
+    mz_memory *memory;
     int32_t rank, micro_batch;
-    int64_t tokens;
+    int64_t tokens, score_pairs;
     mz_code code;
     mz_err *err;
 } rank_timeline;
 
-static void take(rank_timeline *t, mz_memcat category, int64_t bytes, const char *label,
-                 int32_t layer) {
-    if (t->code == MZ_OK && bytes > 0)
-        t->code = mz_memory_take(&t->memory, category, bytes, -1, label, layer, t->err);
+static mz_block *held(const rank_timeline *t, buffer b, int32_t layer) {
+    return t->s->held + (int64_t)layer * BUFFERS + b;
 }
 
-static void give(rank_timeline *t, mz_memcat category, int64_t bytes) {
+static void take(rank_timeline *t, buffer b, int32_t layer, int64_t bytes) {
     if (t->code == MZ_OK && bytes > 0)
-        t->code = mz_memory_give(&t->memory, category, bytes, -1, t->err);
+        t->code = mz_memory_take(t->memory, about[b].category, bytes, -1, about[b].label, layer,
+                                 held(t, b, layer), t->err);
+}
+
+static void give(rank_timeline *t, buffer b, int32_t layer) {
+    if (t->code == MZ_OK)
+        t->code = mz_memory_give(t->memory, held(t, b, layer), -1, t->err);
+}
+
+static void take_and_give(rank_timeline *t, buffer b, int32_t layer, int64_t bytes) {
+    take(t, b, layer, bytes);
+    give(t, b, layer);
+}
+
+mz_code step_timeline_init(mz_step *s, mz_err *err) {
+    s->held = MZ_NEW(&s->arena, mz_block, (int64_t)(s->layers + 1) * BUFFERS);
+    return s->held ? MZ_OK : mz_fail_nomem(err, "the blocks of a timeline");
 }
 
 static bool selective(const mz_step *s) {
     return s->options.recompute == MZ_RECOMPUTE_SELECTIVE;
 }
 
+static bool recomputed(const mz_step *s) {
+    return s->options.recompute == MZ_RECOMPUTE_FULL;
+}
+
 static bool resent(const mz_step *s, const step_call *call) {
     return call->lossy && s->traits.resend;
 }
 
-/* ---- what stays from forward to backward
- * --------------------------------------------------------- */
+/* ---- what stays from forward to backward -------------------------------------------------------
+ */
 
 static int64_t ffn_per_token(const mz_step *s, int32_t layer) {
     return s->model->is_moe[layer] ? s->sizes.router + s->sizes.shared : s->sizes.dense;
 }
 
-int64_t step_saved_per_token(const mz_step *s, int32_t layer) {
+int64_t step_layer_tokens(const mz_step *s, int32_t layer, int64_t tokens) {
     const step_sizes *z = &s->sizes;
-    if (s->options.recompute == MZ_RECOMPUTE_FULL)
-        return z->input;
-    return z->input + z->attention + ffn_per_token(s, layer);
+    return (z->input + z->attention + ffn_per_token(s, layer)) * tokens;
+}
+
+/* Causal scores of a sequence of n tokens take n * n * heads * (head_dim + v_head_dim) FLOPs in a
+ * layer without a window, and have n * n pairs in memory, masked or not. */
+int64_t step_score_pairs(const mz_step *s, int32_t micro_batch, int32_t rank) {
+    const mz_model *m = s->model;
+    const int64_t row = (int64_t)micro_batch * s->ranks + rank;
+    if (s->options.attention == MZ_ATTENTION_FLASH)
+        return 0;
+    if (m->is_sliding[s->full_layer])
+        return s->tokens[row] * s->sequence;
+    return (int64_t)(s->score_flops[2 * row] /
+                     ((double)m->heads * (double)(m->head_dim + m->v_head_dim)));
+}
+
+/* Ids of the whole step; logits that the training loop still holds. */
+int64_t step_held_all_step(const mz_step *s, int32_t micro_batch, int32_t rank) {
+    int64_t bytes = 0;
+    for (int32_t b = 0; b < s->micro_batches; b++)
+        bytes += ID_BYTES * s->tokens[(int64_t)b * s->ranks + rank];
+    if (s->options.keep_logits)
+        bytes += s->sizes.logits * s->tokens[(int64_t)micro_batch * s->ranks + rank];
+    return bytes;
 }
 
 int64_t step_saved_per_pair(const mz_step *s) {
     const step_sizes *z = &s->sizes;
-    if (s->options.recompute == MZ_RECOMPUTE_FULL)
+    if (recomputed(s))
         return 0;
     return z->row + z->gate_up + (selective(s) ? 0 : z->act);
 }
 
 int64_t step_saved_of_call(const mz_step *s, const step_call *call, const step_rank_work *work) {
     const step_sizes *z = &s->sizes;
-    int64_t bytes = work->hosted * z->replica_slot;
+    int64_t bytes = work->hosted * z->replica_weights;
     if (!resent(s, call))
         bytes += work->rows * step_saved_per_pair(s);
-    if (s->traits.router_gradient_kept && s->options.recompute != MZ_RECOMPUTE_FULL)
+    if (s->traits.router_gradient_kept && !recomputed(s))
         bytes += work->packed * z->row;
     return bytes;
 }
 
-int64_t step_back_bytes_per_pair(const mz_step *s, bool again) {
-    const step_sizes *z = &s->sizes;
-    const int64_t gradients = z->row + z->act + z->gate_up + z->row;
-    return gradients + (again ? z->row + z->gate_up + z->act : selective(s) ? z->act : 0);
-}
-
-/* ---- one layer
- * ----------------------------------------------------------------------------------- */
-
-/* Rows from the layer's input to the combined rows; what backward needs stays, unless `keep` is
- * false (full recomputation, or the source sends x again). */
-static void pairs_forward(rank_timeline *t, const step_call *call, const step_rank_work *w,
-                          int32_t layer, bool keep) {
-    const mz_step *s = t->s;
-    const step_sizes *z = &s->sizes;
-    const bool stay = keep && !resent(s, call), act_stays = stay && !selective(s);
-    const int64_t sent = w->packed * z->row, out = w->rows * z->row;
-    take(t, MZ_MEM_TOKEN_BUFFERS, sent, "layer %d dispatch send buffer", layer);
-    take(t, MZ_MEM_TOKEN_BUFFERS, w->rows * z->row, "layer %d received rows", layer);
-    give(t, MZ_MEM_TOKEN_BUFFERS, sent);
-    take(t, MZ_MEM_TOKEN_BUFFERS, w->rows * z->gate_up, "layer %d gate and up", layer);
-    take(t, MZ_MEM_TOKEN_BUFFERS, w->rows * z->act, "layer %d expert activations", layer);
-    take(t, MZ_MEM_TOKEN_BUFFERS, out, "layer %d expert outputs", layer);
-    give(t, MZ_MEM_TOKEN_BUFFERS, act_stays ? 0 : w->rows * z->act);
-    give(t, MZ_MEM_TOKEN_BUFFERS, stay ? 0 : w->rows * z->gate_up);
-    give(t, MZ_MEM_TOKEN_BUFFERS, stay ? 0 : w->rows * z->row);
-    take(t, MZ_MEM_TOKEN_BUFFERS, sent, "layer %d combined rows", layer);
-    give(t, MZ_MEM_TOKEN_BUFFERS, out);
-    give(t, MZ_MEM_TOKEN_BUFFERS, keep && s->traits.router_gradient_kept ? 0 : sent);
-}
-
-static void pairs_backward(rank_timeline *t, const step_call *call, const step_rank_work *w,
-                           int32_t layer, bool kept) {
-    const mz_step *s = t->s;
-    const step_sizes *z = &s->sizes;
-    const int64_t sent = (w->back_packed + w->again_packed) * z->row;
-    const int64_t row = w->back_rows * z->row, act = w->back_rows * z->act;
-    const int64_t again_row = w->again_rows * z->row;
-    const int64_t again = w->again_rows * (z->gate_up + z->act);
-    const int64_t act_again = selective(s) ? (w->back_rows - w->again_rows) * z->act : 0;
-    take(t, MZ_MEM_TOKEN_BUFFERS, sent, "layer %d backward send buffer", layer);
-    take(t, MZ_MEM_TOKEN_BUFFERS, again_row, "layer %d rows received again", layer);
-    take(t, MZ_MEM_TOKEN_BUFFERS, row, "layer %d received gradient rows", layer);
-    give(t, MZ_MEM_TOKEN_BUFFERS, sent);
-    take(t, MZ_MEM_TOKEN_BUFFERS, again, "layer %d recomputed gate, up and activations", layer);
-    take(t, MZ_MEM_TOKEN_BUFFERS, act_again, "layer %d recomputed activations", layer);
-    take(t, MZ_MEM_TOKEN_BUFFERS, act, "layer %d activation gradients", layer);
-    take(t, MZ_MEM_TOKEN_BUFFERS, w->back_rows * z->gate_up, "layer %d gate and up gradients",
-         layer);
-    take(t, MZ_MEM_TOKEN_BUFFERS, row, "layer %d input gradients of experts", layer);
-    give(t, MZ_MEM_TOKEN_BUFFERS, again_row);
-    give(t, MZ_MEM_TOKEN_BUFFERS, again);
-    give(t, MZ_MEM_TOKEN_BUFFERS, act_again);
-    give(t, MZ_MEM_TOKEN_BUFFERS, act);
-    give(t, MZ_MEM_TOKEN_BUFFERS, w->back_rows * z->gate_up);
-    give(t, MZ_MEM_TOKEN_BUFFERS, row);
-    if (kept && !resent(s, call)) {
-        give(t, MZ_MEM_TOKEN_BUFFERS, w->rows * z->row);
-        give(t, MZ_MEM_TOKEN_BUFFERS, w->rows * z->gate_up);
-        give(t, MZ_MEM_TOKEN_BUFFERS, selective(s) ? 0 : w->rows * z->act);
-    }
-    take(t, MZ_MEM_TOKEN_BUFFERS, w->back_packed * z->row, "layer %d combined input gradients",
-         layer);
-    give(t, MZ_MEM_TOKEN_BUFFERS, row);
-    give(t, MZ_MEM_TOKEN_BUFFERS, w->back_packed * z->row);
-    if (kept && s->traits.router_gradient_kept)
-        give(t, MZ_MEM_TOKEN_BUFFERS, w->packed * z->row);
-}
+/* ---- pairs of one layer ------------------------------------------------------------------------
+ */
 
 typedef struct layer_call {
     const step_call *call; /* NULL: a dense layer */
     const step_rank_work *work;
+    int32_t layer, moe;
 } layer_call;
 
 static layer_call call_of(const rank_timeline *t, int32_t layer, int32_t moe) {
     const mz_step *s = t->s;
     if (!s->model->is_moe[layer])
-        return (layer_call){NULL, NULL};
-    return (layer_call){step_call_at(s, t->micro_batch, moe, t->rank / s->ep),
-                        step_work_at(s, t->micro_batch, moe) + t->rank};
+        return (layer_call){.layer = layer, .moe = moe};
+    return (layer_call){.call = step_call_at(s, t->micro_batch, moe, t->rank / s->ep),
+                        .work = step_work_at(s, t->micro_batch, moe) + t->rank,
+                        .layer = layer,
+                        .moe = moe};
 }
 
-static void layer_forward(rank_timeline *t, int32_t layer, layer_call in, bool keep) {
-    const step_sizes *z = &t->s->sizes;
-    take(t, MZ_MEM_ACTIVATIONS, z->input * t->tokens, "layer %d input", layer);
-    take(t, MZ_MEM_ACTIVATIONS, z->attention * t->tokens, "layer %d attention activations", layer);
-    take(t, MZ_MEM_ACTIVATIONS, ffn_per_token(t->s, layer) * t->tokens,
-         in.call ? "layer %d router and shared expert activations" : "layer %d dense activations",
-         layer);
-    if (in.call)
-        pairs_forward(t, in.call, in.work, layer, keep);
+/* Rows from the layer's input to the combined rows; what backward needs stays, unless `keep` is
+ * false (full recomputation) or the source sends x again. */
+static void pairs_forward(rank_timeline *t, layer_call in, bool keep) {
+    const mz_step *s = t->s;
+    const step_sizes *z = &s->sizes;
+    const int64_t rows = in.work->rows, sent = in.work->packed * z->row;
+    const bool stay = keep && !resent(s, in.call);
+    const int32_t l = in.layer;
+    take(t, BUFFER_SEND, l, sent);
+    take(t, BUFFER_ROWS, l, rows * z->row);
+    give(t, BUFFER_SEND, l);
+    take(t, BUFFER_GATE_UP, l, rows * z->gate_up);
+    take(t, BUFFER_ACT, l, rows * z->act);
+    take(t, BUFFER_OUTPUTS, l, rows * z->row);
+    if (!stay || selective(s))
+        give(t, BUFFER_ACT, l);
+    if (!stay) {
+        give(t, BUFFER_GATE_UP, l);
+        give(t, BUFFER_ROWS, l);
+    }
+    take(t, BUFFER_COMBINED, l, sent);
+    give(t, BUFFER_OUTPUTS, l);
+    if (!keep || !s->traits.router_gradient_kept)
+        give(t, BUFFER_COMBINED, l);
 }
 
-/* ZeRO 3: full weights of a layer; the experts' too where copies share them. */
-static int64_t gathered(const mz_step *s, int32_t layer) {
-    if (s->options.zero < 3 || layer < 0 || layer > s->layers || s->ranks == 1)
-        return 0;
-    return s->sizes.dense_layer[layer] + (s->groups > 1 ? s->sizes.expert_layer[layer] : 0);
+static void pairs_backward(rank_timeline *t, layer_call in) {
+    const mz_step *s = t->s;
+    const step_sizes *z = &s->sizes;
+    const step_rank_work *w = in.work;
+    const int32_t l = in.layer;
+    take(t, BUFFER_BACK_SEND, l, (w->back_packed + w->again_packed) * z->row);
+    take(t, BUFFER_ROWS_AGAIN, l, w->again_rows * z->row);
+    take(t, BUFFER_BACK_ROWS, l, w->back_rows * z->row);
+    give(t, BUFFER_BACK_SEND, l);
+    take(t, BUFFER_UP_AGAIN, l, w->again_rows * (z->gate_up + z->act));
+    if (selective(s))
+        take(t, BUFFER_ACT_AGAIN, l, (w->back_rows - w->again_rows) * z->act);
+    take(t, BUFFER_ACT_BACK, l, w->back_rows * z->act);
+    take(t, BUFFER_GATE_UP_BACK, l, w->back_rows * z->gate_up);
+    take(t, BUFFER_INPUT_BACK, l, w->back_rows * z->row);
+    static const buffer done[] = {BUFFER_ROWS_AGAIN, BUFFER_UP_AGAIN,     BUFFER_ACT_AGAIN,
+                                  BUFFER_ACT_BACK,   BUFFER_GATE_UP_BACK, BUFFER_BACK_ROWS,
+                                  BUFFER_ROWS,       BUFFER_GATE_UP,      BUFFER_ACT};
+    for (size_t i = 0; i < sizeof done / sizeof *done; i++)
+        give(t, done[i], l);
+    take(t, BUFFER_COMBINED_BACK, l, w->back_packed * z->row);
+    give(t, BUFFER_INPUT_BACK, l);
+    give(t, BUFFER_COMBINED_BACK, l);
+    give(t, BUFFER_COMBINED, l);
 }
 
-/* ZeRO 2, 3: the layer's full gradient before it is scattered. */
-static int64_t unscattered(const mz_step *s, int32_t layer) {
-    if (s->options.zero < 2 || s->ranks == 1)
-        return 0;
-    return s->sizes.dense_layer[layer] + (s->groups > 1 ? s->sizes.expert_layer[layer] : 0);
+/* ---- weights that come and go ------------------------------------------------------------------
+ */
+
+/* Bytes of a layer that all ranks hold alike, and of its experts where other groups have copies of
+ * them and they are not sharded within the group. */
+static int64_t shared_bytes(const mz_step *s, int32_t layer) {
+    const bool copies = s->groups > 1 && !s->traits.sharded_weights;
+    return s->sizes.dense_layer[layer] + (copies ? s->sizes.expert_layer[layer] : 0);
+}
+
+int64_t step_gathered(const mz_step *s, int32_t layer) {
+    return s->options.zero < 3 || s->ranks == 1 ? 0 : shared_bytes(s, layer);
+}
+
+int64_t step_unscattered(const mz_step *s, int32_t layer) {
+    return s->options.zero < 2 || s->ranks == 1 ? 0 : shared_bytes(s, layer);
 }
 
 /* The layer after `layer` in the direction of travel is gathered while it runs. */
 static void gather(rank_timeline *t, int32_t layer) {
-    take(t, MZ_MEM_WEIGHTS, gathered(t->s, layer), "layer %d gathered weights", layer);
+    take(t, BUFFER_GATHERED, layer, step_gathered(t->s, layer));
 }
 
-static void forward(rank_timeline *t) {
+/* Slots of this call and of the next ones in the direction of travel. */
+static void restore_slots(rank_timeline *t, int32_t moe, int32_t direction) {
     const mz_step *s = t->s;
-    const bool full = s->options.recompute == MZ_RECOMPUTE_FULL;
-    int32_t moe = 0;
-    gather(t, s->layers);
-    gather(t, 0);
-    for (int32_t l = 0; l < s->layers; l++) {
-        const layer_call in = call_of(t, l, moe);
-        if (l + 1 < s->layers)
-            gather(t, l + 1);
-        if (in.call)
-            take(t, MZ_MEM_REPLICAS, in.work->hosted * s->sizes.replica_slot, "layer %d replicas",
-                 l);
-        layer_forward(t, l, in, !full);
-        if (full) {
-            give(t, MZ_MEM_ACTIVATIONS, s->sizes.attention * t->tokens);
-            give(t, MZ_MEM_ACTIVATIONS, ffn_per_token(s, l) * t->tokens);
-        }
-        give(t, MZ_MEM_WEIGHTS, gathered(s, l));
-        moe += s->model->is_moe[l];
+    for (int32_t i = 0; i <= s->sizes.ahead; i++, moe += direction) {
+        if (moe < 0 || moe >= s->moe)
+            return;
+        const int32_t layer = s->moe_layer[moe];
+        if (held(t, BUFFER_SLOTS, layer)->bytes == 0)
+            take(t, BUFFER_SLOTS, layer, s->sizes.slot_weights);
     }
-    take(t, MZ_MEM_ACTIVATIONS, s->sizes.logits * t->tokens, "logits", -1);
-    take(t, MZ_MEM_TEMPORARIES, s->sizes.loss_work * t->tokens, "fp32 logits of the loss", -1);
-    give(t, MZ_MEM_TEMPORARIES, s->sizes.loss_work * t->tokens);
-    give(t, MZ_MEM_ACTIVATIONS, s->sizes.logits * t->tokens);
-    give(t, MZ_MEM_WEIGHTS, gathered(s, s->layers));
+}
+
+/* ---- one layer ---------------------------------------------------------------------------------
+ */
+
+/* Attention's activations, its scores where they are kept, and the router's, the shared experts' or
+ * the dense layer's. */
+static void token_forward(rank_timeline *t, layer_call in) {
+    const step_sizes *z = &t->s->sizes;
+    const int32_t l = in.layer;
+    take(t, BUFFER_ATTENTION, l, z->attention * t->tokens);
+    take(t, BUFFER_SCORES, l, z->scores * t->score_pairs);
+    take_and_give(t, BUFFER_SCORES_WORK, l, z->scores_work * t->score_pairs);
+    take(t, in.call ? BUFFER_SHARED : BUFFER_DENSE, l, ffn_per_token(t->s, l) * t->tokens);
+}
+
+static void layer_forward(rank_timeline *t, layer_call in) {
+    const mz_step *s = t->s;
+    const int32_t l = in.layer;
+    if (in.call) {
+        restore_slots(t, in.moe, 1);
+        take(t, BUFFER_REPLICAS, l, in.work->hosted * s->sizes.replica_weights);
+    }
+    take(t, BUFFER_INPUT, l, s->sizes.input * t->tokens);
+    token_forward(t, in);
+    if (in.call)
+        pairs_forward(t, in, !recomputed(s));
+    if (recomputed(s)) {
+        give(t, BUFFER_ATTENTION, l);
+        give(t, BUFFER_SCORES, l);
+        give(t, in.call ? BUFFER_SHARED : BUFFER_DENSE, l);
+    }
+    give(t, BUFFER_SLOTS, l);
+    give(t, BUFFER_GATHERED, l);
 }
 
 /* Full recomputation brings the layer's activations back; routed experts only where x is not sent
  * again anyway. */
-static void recompute(rank_timeline *t, int32_t layer, layer_call in) {
-    const mz_step *s = t->s;
-    layer_call again = in;
-    if (in.call && resent(s, in.call))
-        again.call = NULL;
-    take(t, MZ_MEM_ACTIVATIONS, s->sizes.attention * t->tokens, "layer %d attention activations",
-         layer);
-    take(t, MZ_MEM_ACTIVATIONS, ffn_per_token(s, layer) * t->tokens,
-         "layer %d recomputed activations", layer);
-    if (again.call)
-        pairs_forward(t, in.call, in.work, layer, true);
+static void recompute(rank_timeline *t, layer_call in) {
+    token_forward(t, in);
+    if (in.call && !resent(t->s, in.call))
+        pairs_forward(t, in, true);
 }
 
-static void layer_backward(rank_timeline *t, int32_t layer, layer_call in) {
+static void layer_backward(rank_timeline *t, layer_call in) {
     const mz_step *s = t->s;
     const step_sizes *z = &s->sizes;
-    const bool full = s->options.recompute == MZ_RECOMPUTE_FULL;
-    const int64_t work = in.call ? z->shared_work : z->dense_work;
-    take(t, MZ_MEM_TEMPORARIES, unscattered(s, layer), "layer %d gradients to scatter", layer);
-    if (full)
-        recompute(t, layer, in);
+    const int32_t l = in.layer;
+    take(t, BUFFER_BUCKET, l, step_unscattered(s, l));
+    if (in.call) {
+        restore_slots(t, in.moe, -1);
+        take(t, BUFFER_SLOT_GRADIENTS, l, z->slot_gradients);
+        take(t, BUFFER_REPLICA_GRADIENTS, l, in.work->hosted * z->replica_gradients);
+    }
+    if (recomputed(s))
+        recompute(t, in);
     if (in.call)
-        pairs_backward(t, in.call, in.work, layer, !full || !resent(s, in.call));
-    take(t, MZ_MEM_TEMPORARIES, work * t->tokens, "layer %d feed-forward gradients", layer);
-    give(t, MZ_MEM_TEMPORARIES, work * t->tokens);
-    give(t, MZ_MEM_ACTIVATIONS, ffn_per_token(s, layer) * t->tokens);
-    take(t, MZ_MEM_TEMPORARIES, z->attention_work * t->tokens, "layer %d attention gradients",
-         layer);
-    give(t, MZ_MEM_TEMPORARIES, z->attention_work * t->tokens);
-    give(t, MZ_MEM_ACTIVATIONS, z->attention * t->tokens);
-    give(t, MZ_MEM_ACTIVATIONS, z->input * t->tokens);
-    if (in.call)
-        give(t, MZ_MEM_REPLICAS, in.work->hosted * z->replica_slot);
-    give(t, MZ_MEM_TEMPORARIES, unscattered(s, layer));
+        pairs_backward(t, in);
+    take_and_give(t, BUFFER_FFN_BACK, l, (in.call ? z->shared_work : z->dense_work) * t->tokens);
+    give(t, in.call ? BUFFER_SHARED : BUFFER_DENSE, l);
+    take(t, BUFFER_ATTENTION_BACK, l, z->attention_work * t->tokens);
+    take_and_give(t, BUFFER_SCORES_WORK, l, z->scores_back * t->score_pairs);
+    static const buffer done[] = {
+        BUFFER_ATTENTION_BACK, BUFFER_SCORES,  BUFFER_ATTENTION,      BUFFER_INPUT,
+        BUFFER_REPLICAS,       BUFFER_SLOTS,   BUFFER_SLOT_GRADIENTS, BUFFER_REPLICA_GRADIENTS,
+        BUFFER_BUCKET,         BUFFER_GATHERED};
+    for (size_t i = 0; i < sizeof done / sizeof *done; i++)
+        give(t, done[i], l);
+}
+
+/* ---- one step ----------------------------------------------------------------------------------
+ */
+
+/* The logits become those of the micro-batch before when a training loop holds on to them. */
+static void loss(rank_timeline *t) {
+    const mz_step *s = t->s;
+    const int32_t top = s->layers;
+    take(t, BUFFER_LOGITS, top, s->sizes.logits * t->tokens);
+    take_and_give(t, BUFFER_LOSS, top, s->sizes.loss_work * t->tokens);
+    give(t, BUFFER_KEPT_LOGITS, top);
+    if (s->options.keep_logits && t->code == MZ_OK) {
+        *held(t, BUFFER_KEPT_LOGITS, top) = *held(t, BUFFER_LOGITS, top);
+        *held(t, BUFFER_LOGITS, top) = (mz_block){0};
+    }
+    give(t, BUFFER_LOGITS, top);
+    give(t, BUFFER_GATHERED, top);
+}
+
+static void forward(rank_timeline *t) {
+    const mz_step *s = t->s;
+    int32_t moe = 0;
+    gather(t, s->layers);
+    gather(t, 0);
+    for (int32_t l = 0; l < s->layers; l++) {
+        if (l + 1 < s->layers)
+            gather(t, l + 1);
+        layer_forward(t, call_of(t, l, moe));
+        moe += s->model->is_moe[l];
+    }
+    loss(t);
 }
 
 static void backward(rank_timeline *t) {
     const mz_step *s = t->s;
+    const int32_t top = s->layers;
     int32_t moe = s->moe - 1;
-    take(t, MZ_MEM_ACTIVATIONS, 2 * s->sizes.input * t->tokens, "hidden gradients", -1);
+    take(t, BUFFER_HIDDEN, top, 2 * s->sizes.input * t->tokens);
     gather(t, s->layers - 1);
     for (int32_t l = s->layers - 1; l >= 0; l--) {
         if (l > 0)
             gather(t, l - 1);
-        layer_backward(t, l, call_of(t, l, moe));
-        give(t, MZ_MEM_WEIGHTS, gathered(s, l));
+        layer_backward(t, call_of(t, l, moe));
         moe -= s->model->is_moe[l];
     }
-    take(t, MZ_MEM_TEMPORARIES, unscattered(s, s->layers), "embedding gradients to scatter", -1);
-    give(t, MZ_MEM_TEMPORARIES, unscattered(s, s->layers));
-    give(t, MZ_MEM_ACTIVATIONS, 2 * s->sizes.input * t->tokens);
+    take_and_give(t, BUFFER_BUCKET, top, step_unscattered(s, top));
+    give(t, BUFFER_HIDDEN, top);
 }
 
+static void keep(rank_timeline *t, mz_memcat category, int64_t bytes, const char *label) {
+    if (t->code == MZ_OK)
+        t->code = mz_memory_take(t->memory, category, bytes, -1, label, -1, NULL, t->err);
+}
+
+/* A caching allocator sees every tensor on its own: the experts of a layer, which grouped products
+ * want side by side, as one. */
 static void resident(rank_timeline *t) {
-    const step_sizes *z = &t->s->sizes;
-    take(t, MZ_MEM_CONTEXT, z->context, "device context", -1);
-    take(t, MZ_MEM_COMMUNICATION, z->communication, "communicators", -1);
-    take(t, MZ_MEM_WORKSPACE, z->workspace, "library workspace", -1);
-    take(t, MZ_MEM_WEIGHTS, z->weights, "weights", -1);
-    take(t, MZ_MEM_GRADIENTS, z->gradients, "gradients", -1);
-    take(t, MZ_MEM_OPTIMIZER_STATE, z->optimizer, "optimizer state", -1);
-    take(t, MZ_MEM_REPLICAS, z->replicas, "replica slots", -1);
+    const mz_step *s = t->s;
+    const step_sizes *z = &s->sizes;
+    const bool each = s->options.allocator == MZ_ALLOCATOR_CACHING;
+    int64_t replica_state = z->optimizer;
+    keep(t, MZ_MEM_CONTEXT, z->context, "device context");
+    keep(t, MZ_MEM_COMMUNICATION, z->communication, "communicators");
+    keep(t, MZ_MEM_WORKSPACE, z->workspace, "library workspaces");
+    keep(t, MZ_MEM_WEIGHTS, each ? 0 : z->weights, "weights");
+    keep(t, MZ_MEM_GRADIENTS, each ? z->buffers : z->gradients, "gradients");
+    for (int64_t i = 0; each && i < s->model->tensors; i++) {
+        const step_tensor size = step_tensor_of(s, &s->model->tensor[i]);
+        keep(t, MZ_MEM_WEIGHTS, size.weights, "weights");
+        keep(t, MZ_MEM_GRADIENTS, size.gradients, "gradients");
+        keep(t, MZ_MEM_OPTIMIZER_STATE, size.optimizer, "optimizer state");
+        replica_state -= size.optimizer;
+    }
+    keep(t, MZ_MEM_OPTIMIZER_STATE, replica_state, "optimizer state");
+    keep(t, MZ_MEM_REPLICAS, z->replicas, "replica slots");
 }
 
-static mz_code rank_step(rank_timeline *t) {
+static void start_micro_batch(rank_timeline *t, int32_t micro_batch) {
+    t->micro_batch = micro_batch;
+    t->tokens = t->s->tokens[(int64_t)micro_batch * t->s->ranks + t->rank];
+    t->score_pairs = step_score_pairs(t->s, micro_batch, t->rank);
+}
+
+static void whole_step(rank_timeline *t) {
     const mz_step *s = t->s;
-    resident(t);
-    const int64_t level = t->memory.total;
+    const int32_t top = s->layers;
+    start_micro_batch(t, 0);
+    const int64_t kept = s->options.keep_logits ? s->sizes.logits * t->tokens : 0;
+    take(t, BUFFER_IDS, top, step_held_all_step(s, 0, t->rank) - kept);
+    take(t, BUFFER_KEPT_LOGITS, top, kept);
     for (int32_t b = 0; b < s->micro_batches; b++) {
-        t->micro_batch = b;
-        t->tokens = s->tokens[(int64_t)b * s->ranks + t->rank];
+        start_micro_batch(t, b);
         forward(t);
         backward(t);
     }
-    take(t, MZ_MEM_TEMPORARIES, s->sizes.temporaries, "temporaries of the optimizer's update", -1);
-    give(t, MZ_MEM_TEMPORARIES, s->sizes.temporaries);
-    if (t->code == MZ_OK && t->memory.total != level)
-        return mz_fail(t->err, MZ_EINTERNAL,
-                       "rank %d holds %lld bytes after the step, %lld before it", t->rank,
-                       (long long)t->memory.total, (long long)level);
-    return t->code;
+    take_and_give(t, BUFFER_UPDATE, top, s->sizes.temporaries);
+    give(t, BUFFER_KEPT_LOGITS, top);
+    give(t, BUFFER_IDS, top);
+}
+
+/* Bytes in blocks; what a caching allocator reserves beyond them stays. */
+static int64_t in_blocks(const mz_memory *memory) {
+    return memory->total - memory->idle;
+}
+
+mz_code mz_step_timeline(mz_step *s, int32_t rank, mz_memory *memory, mz_err *err) {
+    rank_timeline t = {.s = s, .memory = memory, .rank = rank, .err = err};
+    resident(&t);
+    const int64_t level = in_blocks(memory);
+    whole_step(&t);
+    if (t.code == MZ_OK && in_blocks(memory) != level)
+        t.code =
+            mz_fail(err, MZ_EINTERNAL, "rank %d holds %lld bytes after the step, %lld before it",
+                    rank, (long long)in_blocks(memory), (long long)level);
+    if (t.code != MZ_OK)
+        memset(s->held, 0, sizeof *s->held * (size_t)(s->layers + 1) * BUFFERS);
+    return t.code;
 }
 
 int64_t step_capacity(const mz_step *s) {
@@ -338,30 +531,36 @@ static void describe_overflow(const mz_step *s, const mz_memory *m, int32_t rank
              mz_format_bytes((double)(m->peak - m->capacity), over, sizeof over), try);
 }
 
+static void keep_peak(const mz_memory *m, int32_t rank, mz_step_outcome *o) {
+    o->peak_bytes = m->peak;
+    o->idle_at_peak = m->idle_at_peak;
+    o->worst_rank = rank;
+    memcpy(o->at_peak, m->at_peak, sizeof o->at_peak);
+    mz_memory_label(m->peak_label, m->peak_layer, o->peak_label, sizeof o->peak_label);
+}
+
 mz_code step_memory(mz_step *s, mz_step_outcome *o, mz_err *err) {
+    const int32_t ranks = s->options.one_group ? s->ep : s->ranks;
     o->fits = true;
     o->peak_bytes = -1;
     o->resident_bytes = s->sizes.resident;
-    for (int32_t r = 0; r < s->ranks; r++) {
-        rank_timeline t = {.s = s, .rank = r, .err = err};
-        mz_memory_init(&t.memory, step_capacity(s), s->options.allocator, false);
-        mz_code code = rank_step(&t);
-        mz_memory_free_events(&t.memory);
+    for (int32_t r = 0; r < ranks; r++) {
+        mz_memory memory;
+        mz_memory_init(&memory, step_capacity(s), s->options.allocator, false);
+        const mz_code code = mz_step_timeline(s, r, &memory, err);
+        mz_memory_free(&memory);
         if (code != MZ_OK)
             return code;
-        s->rank_peak[r] = t.memory.peak;
-        if (t.memory.overflowed && o->fits) {
+        s->rank_peak[r] = memory.peak;
+        if (memory.overflowed && o->fits) {
             o->fits = false;
-            describe_overflow(s, &t.memory, r, o);
+            describe_overflow(s, &memory, r, o);
         }
-        if (t.memory.peak <= o->peak_bytes)
-            continue;
-        o->peak_bytes = t.memory.peak;
-        o->worst_rank = r;
-        memcpy(o->at_peak, t.memory.at_peak, sizeof o->at_peak);
-        mz_memory_label(t.memory.peak_label, t.memory.peak_layer, o->peak_label,
-                        sizeof o->peak_label);
+        if (memory.peak > o->peak_bytes)
+            keep_peak(&memory, r, o);
     }
+    for (int32_t r = ranks; r < s->ranks; r++)
+        s->rank_peak[r] = s->rank_peak[r % s->ep];
     o->rank_peak_bytes = s->rank_peak;
     return MZ_OK;
 }

@@ -1,21 +1,20 @@
-/* A timeline written out by hand, rounding, what did not fit, and invariants on random sequences.
- */
+/* A timeline written out by hand, what did not fit, the caching allocator behind it, and invariants
+ * on random sequences. */
 #include "tests/harness.h"
 
 #include "common/base/rng.h"
 #include "sim/memory/memory.h"
 
 static void take(mz_memory *memory, mz_memcat category, int64_t bytes, const char *label,
-                 int32_t layer) {
+                 int32_t layer, mz_block *block) {
     mz_err err;
-    if (mz_memory_take(memory, category, bytes, -1, label, layer, &err))
-        fail_msg("%s", err.msg);
+    assert_ok(mz_memory_take(memory, category, bytes, -1, label, layer, block, &err), &err);
 }
 
-static void give(mz_memory *memory, mz_memcat category, int64_t bytes) {
+static void give(mz_memory *memory, mz_block *block) {
     mz_err err;
-    if (mz_memory_give(memory, category, bytes, -1, &err))
-        fail_msg("%s", err.msg);
+    assert_ok(mz_memory_give(memory, block, -1, &err), &err);
+    assert_int_equal(block->bytes, 0);
 }
 
 /*  order  what                    delta   total
@@ -36,18 +35,20 @@ static void by_hand(void **state) {
     mz_memory memory;
     char text[64];
     mz_memory_init(&memory, 2000, MZ_ALLOCATOR_EXACT, true);
-    take(&memory, MZ_MEM_WEIGHTS, 1000, "weights", -1);
-    take(&memory, MZ_MEM_ACTIVATIONS, 300, "layer %d activations", 0);
-    take(&memory, MZ_MEM_TOKEN_BUFFERS, 500, "layer %d dispatch buffer", 0);
-    give(&memory, MZ_MEM_TOKEN_BUFFERS, 500);
-    take(&memory, MZ_MEM_ACTIVATIONS, 300, "layer %d activations", 1);
+    mz_block layer[2] = {{0}}, token = {0}, work = {0};
+    take(&memory, MZ_MEM_WEIGHTS, 1000, "weights", -1, NULL);
+    take(&memory, MZ_MEM_ACTIVATIONS, 300, "layer %d activations", 0, &layer[0]);
+    take(&memory, MZ_MEM_TOKEN_BUFFERS, 500, "layer %d dispatch buffer", 0, &token);
+    give(&memory, &token);
+    take(&memory, MZ_MEM_ACTIVATIONS, 300, "layer %d activations", 1, &layer[1]);
     assert_false(memory.overflowed);
-    take(&memory, MZ_MEM_TOKEN_BUFFERS, 700, "layer %d dispatch buffer", 1);
-    give(&memory, MZ_MEM_TOKEN_BUFFERS, 700);
-    give(&memory, MZ_MEM_ACTIVATIONS, 300);
-    take(&memory, MZ_MEM_TEMPORARIES, 1000, "optimizer temporaries", -1);
-    give(&memory, MZ_MEM_TEMPORARIES, 1000);
-    give(&memory, MZ_MEM_ACTIVATIONS, 300);
+    take(&memory, MZ_MEM_TOKEN_BUFFERS, 700, "layer %d dispatch buffer", 1, &token);
+    give(&memory, &token);
+    give(&memory, &layer[1]);
+    take(&memory, MZ_MEM_TEMPORARIES, 1000, "optimizer temporaries", -1, &work);
+    give(&memory, &work);
+    give(&memory, &layer[0]);
+    give(&memory, &layer[0]); /* holds nothing: nothing happens */
 
     assert_int_equal(memory.events, 11);
     for (int i = 0; i < 11; i++) {
@@ -56,6 +57,9 @@ static void by_hand(void **state) {
     }
     assert_int_equal(memory.event[5].delta, 700);
     assert_int_equal(memory.event[6].delta, -700);
+    assert_int_equal(memory.event[5].layer, 1);
+    assert_string_equal(memory.event[5].label, "layer %d dispatch buffer");
+    assert_int_equal(memory.event[6].category, MZ_MEM_TOKEN_BUFFERS);
     assert_int_equal(memory.event[5].category, MZ_MEM_TOKEN_BUFFERS);
     assert_int_equal(memory.total, 1000);
     assert_int_equal(memory.peak, 2300);
@@ -71,100 +75,130 @@ static void by_hand(void **state) {
     assert_int_equal(memory.overflow_total, 2300);
     mz_memory_label(memory.overflow_label, memory.overflow_layer, text, sizeof text);
     assert_string_equal(text, "layer 1 dispatch buffer");
-    mz_memory_free_events(&memory);
+    mz_memory_free(&memory);
     assert_null(memory.event);
 }
 
-static void rounding(void **state) {
+/* What the device gives: context outside the allocator, 1 B in a 2 MiB segment, 3 MiB in one of 20,
+ * the rest idle workspace; freed blocks leave their segments reserved. */
+static void caching(void **state) {
     static const int64_t mib = 1 << 20;
-    assert_int_equal(mz_memory_rounded(MZ_ALLOCATOR_EXACT, 12345), 12345);
-    assert_int_equal(mz_memory_rounded(MZ_ALLOCATOR_ROUNDED, 0), 0);
-    assert_int_equal(mz_memory_rounded(MZ_ALLOCATOR_ROUNDED, 1), 512);
-    assert_int_equal(mz_memory_rounded(MZ_ALLOCATOR_ROUNDED, 512), 512);
-    assert_int_equal(mz_memory_rounded(MZ_ALLOCATOR_ROUNDED, 513), 1024);
-    assert_int_equal(mz_memory_rounded(MZ_ALLOCATOR_ROUNDED, mib), mib);
-    assert_int_equal(mz_memory_rounded(MZ_ALLOCATOR_ROUNDED, mib + 1), 2 * mib);
-    assert_int_equal(mz_memory_rounded(MZ_ALLOCATOR_ROUNDED, 2 * mib + 1), 4 * mib);
     mz_memory memory;
-    mz_memory_init(&memory, 1 << 30, MZ_ALLOCATOR_ROUNDED, false);
-    take(&memory, MZ_MEM_ACTIVATIONS, 3 * mib, "a", -1);
-    assert_int_equal(memory.total, 4 * mib);
-    give(&memory, MZ_MEM_ACTIVATIONS, 3 * mib);
-    assert_int_equal(memory.total, 0);
-    assert_int_equal(memory.events, 0);
-    assert_int_equal(memory.order, 2);
+    mz_block small = {0}, large = {0};
+    mz_memory_init(&memory, 30 * mib, MZ_ALLOCATOR_CACHING, true);
+    take(&memory, MZ_MEM_CONTEXT, 1000, "context", -1, NULL);
+    assert_int_equal(memory.total, 1000);
+    take(&memory, MZ_MEM_WEIGHTS, 1, "weights", -1, &small);
+    assert_int_equal(small.bytes, 512);
+    assert_int_equal(memory.now[MZ_MEM_WEIGHTS], 512);
+    assert_int_equal(memory.now[MZ_MEM_WORKSPACE], 2 * mib - 512);
+    take(&memory, MZ_MEM_ACTIVATIONS, 3 * mib, "input", -1, &large);
+    assert_int_equal(memory.total, 1000 + 22 * mib);
+    assert_int_equal(memory.idle, 22 * mib - 512 - 3 * mib);
+    give(&memory, &large);
+    assert_int_equal(memory.total, 1000 + 22 * mib);
+    assert_int_equal(memory.event[3].delta, -3 * mib);
+    assert_int_equal(memory.event[3].idle, 22 * mib - 512);
+    /* no room beside 22 MiB: the free segment of 20 goes back, and 28 MiB fit */
+    take(&memory, MZ_MEM_ACTIVATIONS, 27 * mib + 1, "logits", -1, &large);
+    assert_int_equal(memory.total, 1000 + 30 * mib);
+    assert_true(memory.overflowed); /* by the context's 1000 B */
+    assert_int_equal(memory.peak, memory.total);
+    assert_int_equal(large.bytes, 28 * mib); /* 1 MiB - 512 B are not split off */
+    assert_int_equal(memory.idle_at_peak, 2 * mib - 512);
+    assert_int_equal(memory.at_peak[MZ_MEM_WORKSPACE], memory.idle_at_peak);
+    assert_string_equal(memory.peak_label, "logits");
+    mz_memory_free(&memory);
 }
 
 static void at_capacity_fits(void **state) {
     mz_memory memory;
     mz_memory_init(&memory, 100, MZ_ALLOCATOR_EXACT, false);
-    take(&memory, MZ_MEM_WEIGHTS, 100, "weights", -1);
+    take(&memory, MZ_MEM_WEIGHTS, 100, "weights", -1, NULL);
     assert_false(memory.overflowed);
-    take(&memory, MZ_MEM_WEIGHTS, 0, "nothing", -1);
+    take(&memory, MZ_MEM_WEIGHTS, 0, "nothing", -1, NULL);
     assert_string_equal(memory.peak_label, "weights");
-    take(&memory, MZ_MEM_CONTEXT, 1, "context", -1);
-    take(&memory, MZ_MEM_CONTEXT, 5, "more context", -1);
+    take(&memory, MZ_MEM_CONTEXT, 1, "context", -1, NULL);
+    take(&memory, MZ_MEM_CONTEXT, 5, "more context", -1, NULL);
     assert_int_equal(memory.overflow_total, 101); /* the first that did not fit */
     assert_string_equal(memory.overflow_label, "context");
     assert_string_equal(memory.peak_label, "more context");
 }
 
 static void misuse(void **state) {
-    mz_memory memory;
-    mz_err err;
-    mz_memory_init(&memory, 100, MZ_ALLOCATOR_EXACT, false);
-    take(&memory, MZ_MEM_WEIGHTS, 10, "weights", -1);
-    assert_int_equal(mz_memory_give(&memory, MZ_MEM_WEIGHTS, 11, -1, &err), MZ_EINTERNAL);
-    assert_non_null(strstr(err.msg, "weights"));
-    assert_int_equal(mz_memory_give(&memory, MZ_MEM_REPLICAS, 1, -1, &err), MZ_EINTERNAL);
-    assert_int_equal(mz_memory_take(&memory, MZ_MEM_WEIGHTS, -1, -1, "x", 0, &err), MZ_EINTERNAL);
-    assert_int_equal(mz_memory_take(&memory, MZ_MEM_WEIGHTS, INT64_MAX, -1, "x", 0, &err),
-                     MZ_EINTERNAL);
-    assert_int_equal(memory.total, 10);
+    for (int a = 0; a < 2; a++) {
+        mz_memory memory;
+        mz_err err;
+        mz_block block = {0};
+        mz_memory_init(&memory, 100, a ? MZ_ALLOCATOR_CACHING : MZ_ALLOCATOR_EXACT, false);
+        take(&memory, MZ_MEM_WEIGHTS, 10, "weights", -1, &block);
+        const int64_t total = memory.total;
+        assert_fails(mz_memory_take(&memory, MZ_MEM_WEIGHTS, 1, -1, "x", 0, &block, &err),
+                     MZ_EINTERNAL, "there already", &err);
+        assert_fails(mz_memory_take(&memory, MZ_MEM_WEIGHTS, -1, -1, "x", 0, NULL, &err),
+                     MZ_EINTERNAL, "-1 bytes", &err);
+        assert_fails(mz_memory_take(&memory, MZ_MEM_WEIGHTS, INT64_MAX, -1, "x", 0, NULL, &err),
+                     MZ_EINTERNAL, "cannot be allocated", &err);
+        assert_int_equal(memory.total, total);
+        mz_memory_free(&memory);
+    }
+}
+
+enum { LIVE = 256 };
+
+/* Sums that must hold after every operation; bytes in blocks are `held`. */
+static void check_sums(const mz_memory *memory, int64_t held) {
+    int64_t sum = 0, at_peak = 0;
+    for (int c = 0; c < MZ_MEM_CATEGORIES; c++) {
+        assert_true(memory->now[c] >= 0);
+        sum += memory->now[c];
+        at_peak += memory->at_peak[c];
+    }
+    assert_true(memory->idle >= 0 && memory->total - memory->idle == held);
+    assert_true(sum == memory->total && at_peak == memory->peak && memory->peak >= memory->total);
 }
 
 /* Random takes and gives: the total is the sum of the categories and of what a list of live blocks
- * holds, the peak is the largest total seen, nothing is negative, and all given back leaves 0. */
+ * holds, the peak is the largest total seen, nothing is negative, and all given back leaves nothing
+ * in blocks. */
 static void random_sequences(void **state) {
     for (uint64_t seed = 0; seed < 20; seed++) {
         mz_rng rng = mz_rng_make(seed, 1);
-        mz_allocator allocator = seed % 2 ? MZ_ALLOCATOR_ROUNDED : MZ_ALLOCATOR_EXACT;
         mz_memory memory;
-        mz_memory_init(&memory, INT64_MAX, allocator, false);
-        int64_t live[256], peak = 0, held = 0;
-        int category[256], n = 0;
+        mz_memory_init(&memory, seed % 4 < 2 ? INT64_MAX / 4 : 100 << 20,
+                       seed % 2 ? MZ_ALLOCATOR_CACHING : MZ_ALLOCATOR_EXACT, true);
+        mz_block live[LIVE] = {{0}};
+        int64_t peak = 0, held = 0, recorded = 0;
         for (int i = 0; i < 2000; i++) {
-            if (n < 256 && (n == 0 || mz_rng_below(&rng, 2))) {
-                live[n] = (int64_t)mz_rng_below(&rng, 4 << 20);
-                category[n] = (int)mz_rng_below(&rng, MZ_MEM_CATEGORIES);
-                take(&memory, (mz_memcat)category[n], live[n], "block", i);
-                held += mz_memory_rounded(allocator, live[n++]);
+            mz_block *b = &live[mz_rng_below(&rng, LIVE)];
+            if (b->bytes) {
+                held -= b->bytes;
+                give(&memory, b);
             } else {
-                int k = (int)mz_rng_below(&rng, (uint64_t)n);
-                give(&memory, (mz_memcat)category[k], live[k]);
-                held -= mz_memory_rounded(allocator, live[k]);
-                live[k] = live[--n];
-                category[k] = category[n];
+                const int64_t bytes = 1 + (int64_t)mz_rng_below(&rng, 4 << 20);
+                take(&memory, (mz_memcat)mz_rng_below(&rng, MZ_MEM_CATEGORIES), bytes, "block", i,
+                     b);
+                assert_true(b->bytes >= bytes && b->bytes < bytes + (2 << 20));
+                held += b->bytes;
             }
-            int64_t sum = 0, at_peak = 0;
-            for (int c = 0; c < MZ_MEM_CATEGORIES; c++) {
-                assert_true(memory.now[c] >= 0);
-                sum += memory.now[c];
-                at_peak += memory.at_peak[c];
-            }
-            peak = held > peak ? held : peak;
-            assert_true(sum == held && memory.total == held);
-            assert_true(memory.peak == peak && at_peak == peak);
+            peak = memory.total > peak ? memory.total : peak;
+            assert_true(memory.peak == peak);
+            check_sums(&memory, held);
         }
-        while (n--)
-            give(&memory, (mz_memcat)category[n], live[n]);
-        assert_int_equal(memory.total, 0);
+        for (int64_t i = 0; i < memory.events; i++) {
+            recorded += memory.event[i].delta;
+            assert_true(memory.event[i].total == recorded + memory.event[i].idle);
+        }
+        for (int i = 0; i < LIVE; i++)
+            give(&memory, &live[i]);
+        check_sums(&memory, 0);
+        mz_memory_free(&memory);
     }
 }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(by_hand),          cmocka_unit_test(rounding),
+        cmocka_unit_test(by_hand),          cmocka_unit_test(caching),
         cmocka_unit_test(at_capacity_fits), cmocka_unit_test(misuse),
         cmocka_unit_test(random_sequences),
     };
