@@ -264,9 +264,9 @@ int64_t mz_capacity_rows(const mz_policy_traits *traits, const mz_load *load, in
 
 /* Bounds on the rows of the busiest rank: the exact optimum for the plan's own hosts (max-flow),
  * and a proven lower bound over all placements with `slots` slots per rank, mains included (0: as
- * many as one likes; bound.c has the proof). Rows, not ratios. */
+ * many as one likes; bound.c has the proof; scratch: E elements). Rows, not ratios. */
 mz_code mz_bound_hosts(mz_balance *balance, const mz_plan *plan, const mz_load *load, int64_t *rows,
                        mz_err *err);
-int64_t mz_bound_any(const mz_load *load, int32_t ranks, int32_t slots);
+int64_t mz_bound_any(const mz_load *load, int32_t ranks, int32_t slots, int64_t *scratch);
 
 #endif

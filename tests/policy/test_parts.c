@@ -447,7 +447,7 @@ static void bounds(void **unused) {
     assert_int_equal(mz_balance_create(&r.arena, 4, 8, 16, &b, &err), MZ_OK);
     assert_int_equal(mz_bound_hosts(b, r.plan, load, &rows, &err), MZ_OK);
     assert_int_equal(rows, 1000);
-    assert_int_equal(mz_bound_any(load, 4, 0), 400);
+    assert_int_equal(mz_bound_any(load, 4, 0, NULL), 400);
     rig_close(&r);
     load_free(load);
 }

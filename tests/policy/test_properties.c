@@ -143,8 +143,8 @@ static void quality(void **unused) {
             assert_true(ultra.plan->peak_forward <= fixed.plan->peak_forward + 2 * shape[0]);
             assert_true(rows <= ultra.plan->peak_forward + 2 * shape[0]);
             assert_int_equal(exact.plan->peak_forward, rows);
-            assert_int_equal(ideal.plan->peak_forward, mz_bound_any(load, shape[0], 0));
-            assert_true(rows >= mz_bound_any(load, shape[0], 0));
+            assert_int_equal(ideal.plan->peak_forward, mz_bound_any(load, shape[0], 0, NULL));
+            assert_true(rows >= mz_bound_any(load, shape[0], 0, NULL));
             for (int i = 0; i < 4; i++)
                 rig_close(all[i]);
             load_free(load);
