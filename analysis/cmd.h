@@ -6,5 +6,7 @@
 
 /* mizan sim: policies compared on a recorded trace. */
 mz_code mz_cmd_sim(mz_app *app, int argc, char **argv, mz_err *err);
+/* mizan model: parameters, tensors, optimizer state of a model. */
+mz_code mz_cmd_model(mz_app *app, int argc, char **argv, mz_err *err);
 
 #endif

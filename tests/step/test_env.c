@@ -2,7 +2,7 @@
  * worked out here. */
 #include "sim/policy/policy.h"
 #include "sim/cluster/cluster.h"
-#include "sim/model/model.h"
+#include "sim/model/optimizer.h"
 #include "tests/harness.h"
 
 #include <math.h>
@@ -16,14 +16,14 @@ typedef struct machine {
 
 static void make(machine *x, const char *model, const char *cluster, int32_t ep, int32_t group) {
     mz_err err;
-    const mz_optimizer *adamw;
+    mz_optimizer adamw;
     *x = (machine){0};
     assert_ok(mz_model_load(model, MZ_SOURCE_DIR, &x->model, &err), &err);
     assert_ok(mz_cluster_load(cluster, MZ_SOURCE_DIR, &x->cluster, &err), &err);
-    assert_ok(mz_optimizer_find("adamw", &adamw, &err), &err);
+    assert_ok(mz_optimizer_parse("adamw", &adamw, &err), &err);
     const mz_policy_job job = {.model = x->model,
                                .cluster = x->cluster,
-                               .optimizer = adamw,
+                               .optimizer = &adamw,
                                .ep = ep ? ep : x->cluster->ranks,
                                .recompute = true,
                                .seed = 9};
