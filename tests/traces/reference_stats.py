@@ -372,11 +372,22 @@ def recorded(directory, traces):
                  ("half_correlation_other", 0, .01), ("layer_information_bits", 1.48, .01),
                  ("layer_information_share", .35, .01), ("layer_hit_rate", .41, .01), ("layer_guess_rate", .135, 1e-3),
                  ("team_best_partner", .51, .01), ("team_lift_p99", 11, 1), ("expert_zipf_exponent", .59, .01),
-                 ("expert_cv", .72, .01), ("expert_gini", .41, .01), ("expert_max_over_mean", 2.6, .1)] +
+                 ("expert_cv", .72, .01), ("expert_gini", .41, .01), ("expert_max_over_mean", 2.6, .1), ("expert_top1_share", .081, .001),
+                 ("expert_entropy_over_log", .92, .01), ("expert_cold_fraction", .09, .01), ("reuse_uniform", .125, 1e-9),
+                 ("distinct_independent_32", 26.5, .1), ("distinct_independent_64", 29.0, .2),
+                 ("distinct_independent_128", 30.2, .1), ("gate_weight_1_p10", .29, .01), ("gate_weight_1_p90", .43, .01)] +
                 [(f"gate_weight_{j + 1}", v, 1e-3) for j, v in enumerate((.351, .264, .211, .174))]):
             check("gpt-oss-20b published " + key, s[key]["mean"], mean, absolute=unit, relative=0)
-        check("gpt-oss-20b inflation, least layer", s["window_inflation_64"]["low"], 4.4, .1, 0)
-        check("gpt-oss-20b inflation, most layer", s["window_inflation_64"]["high"], 21.6, .1, 0)
+        for key, low, high, unit in (("window_inflation_64", 4.4, 21.6, .1), ("expert_max_over_mean", 1.9, 3.9, .1),
+                                     ("expert_cv", .44, 1.02, .01), ("expert_gini", .25, .51, .01),
+                                     ("expert_zipf_exponent", .36, .88, .01), ("expert_top1_share", .06, .12, .01),
+                                     ("expert_cold_fraction", 0, .25, .01), ("reuse_lag_1", .20, .61, .01),
+                                     ("layer_information_bits", 1.2, 1.9, .1)):
+            check(f"gpt-oss-20b published {key}, least layer", s[key]["low"], low, unit, 0)
+            check(f"gpt-oss-20b published {key}, most layer", s[key]["high"], high, unit, 0)
+        # Published from other windows than ours: half an expert apart at the most.
+        for n, v in ((32, 19.8), (64, 22.6), (128, 25.0)):
+            check(f"gpt-oss-20b published distinct experts in {n}", s[f"distinct_experts_{n}"]["mean"], v, .6, 0)
     else:
         print("skipped: no gpt-oss-20b in", traces, "(set MIZAN_TRACES)")
     file = os.path.join(traces, "smartmoe-training-history", "counts_iter_layer_rank_microbatch_expert.u16.npy.xz")
@@ -399,10 +410,60 @@ def recorded(directory, traces):
     check("smartmoe published scatter, rank", s["scatter_rank"]["mean"], 2.7, .1, 0)
     s = compare("smartmoe 501", path, 16, 501, 5001)
     check("smartmoe published CV", s["expert_cv"]["mean"], 2.37, .01, 0)
+    course(run, path, os.path.join(directory, "counters.json"))
+
+
+def course(run, trace, path):
+    """Means over layers and recorded steps of the loads of single steps, as published for SmartMoE."""
+    run("export", "-q", "--format", "perfetto", trace, "-o", path)
+    steps, at = {}, {}
+    for e in json.load(open(path))["traceEvents"]:
+        if e["ph"] == "C" and e["pid"] == 0 and e["name"] == "step":
+            at[e["ts"]] = e["args"]["value"]
+        elif e["ph"] == "C":
+            steps.setdefault((e["name"], at[e["ts"]]), []).append(e["args"]["value"])
+    for name, first, last, value, unit in [
+            ("experts: max/mean", 1, 1, 1.54, .01), ("experts: max/mean", 11, 11, 14.0, .1),
+            ("experts: share of the busiest", 11, 11, .44, .01), ("experts: share below 0.1 x mean", 11, 11, .71, .01),
+            ("experts: max/mean", 21, 51, 15.3, .1), ("experts: share below 0.1 x mean", 21, 51, .85, .01),
+            ("experts: max/mean", 200, 500, 9.5, .1), ("experts: max/mean", 501, 1000, 10.0, .1),
+            ("experts: max/mean", 1001, 2000, 11.1, .1), ("experts: max/mean", 2001, 3000, 11.9, .1),
+            ("experts: max/mean", 3001, 4000, 12.2, .1), ("experts: max/mean", 4001, 5001, 12.5, .1)]:
+        values = [np.mean(v) for (n, step), v in steps.items() if n == name and first <= step <= last]
+        check(f"smartmoe published {name}, {first}-{last}", np.mean(values), value, unit, 0)
+
+
+def decode_traces(directory, traces):
+    """Logs of single sequences, batch 1; published values are means over the sets that each names."""
+    folder = os.path.join(traces, "decode-traces")
+    if not os.path.exists(os.path.join(folder, "olmoe_code.jsonl.xz")):
+        print("skipped: no decode-traces in", traces, "(set MIZAN_TRACES)")
+        return
+    # What one set alone must have, to the last printed digit, and what both sets of a model together.
+    for name, files, more, known in [
+            ("olmoe_code", ["olmoe_code"], [], dict(reuse_uniform=(.125, 1e-9), reuse_lag_1=(.40, .005))),
+            ("olmoe_prose", ["olmoe_prose"], [], dict(reuse_lag_1=(.34, .005))),
+            ("olmoe", ["olmoe_code", "olmoe_prose"], [], dict(window_inflation_64=(8.5, 3.5), reuse_independent=(.22, .011))),
+            ("granite_code", ["granite_code"], ["--experts", "40"],
+             dict(reuse_uniform=(.2, 1e-9), reuse_independent=(.32, .005), reuse_lag_1=(.44, .015), reuse_lag_2=(.39, .01),
+                  reuse_lag_16=(.36, .005))),
+            ("granite", ["granite_code", "granite_prose"], ["--experts", "40"],
+             dict(window_inflation_64=(8.5, 4), reuse_lag_1=(.44, .02), reuse_lag_4=(.35, .01), reuse_lag_128=(.34, .04))),
+            ("qwen_prose", ["qwen_prose"], [],
+             dict(reuse_uniform=(.067, .0005), reuse_independent=(.09, .005), reuse_lag_1=(.16, .005)))]:
+        path = os.path.join(directory, name + ".h5")
+        done = subprocess.run([MIZAN, "trace", "import", "-q", *more, "-o", path] +
+                              [os.path.join(folder, f + ".jsonl.xz") for f in files], capture_output=True, text=True)
+        if done.returncode:
+            sys.exit(f"mizan trace import {files}: {done.stderr}")
+        s = compare(name, path, 1)
+        for key, (value, unit) in known.items():
+            check(f"{name} published {key}", s[key]["mean"], value, unit, 0)
 
 
 with tempfile.TemporaryDirectory() as directory:
     random_traces(directory)
+    decode_traces(directory, os.environ.get("MIZAN_TRACES") or sys.argv[-1])
     recorded(directory, os.environ.get("MIZAN_TRACES") or sys.argv[-1])
 print(f"{wrong} differences" if wrong else "all equal")
 sys.exit(1 if wrong else 0)
