@@ -348,6 +348,8 @@ typedef struct mz_router {
                           for  softmax and AoE, ReMoE's L1 for ReLU, routing-free: lambda * L_LB */
     float z_factor;    /* factor * mean logsumexp^2 (softmax) */
     float balance_mix; /* mu of routing-free */
+    int32_t pool_experts;     /* routing-free: experts of all layers pooled in the losses; 0: E */
+    const float *token_share; /* [tokens] active share of them per token; NULL: of this layer */
     bool proxy_paper; /* routing-free: G for 0 < s < theta counts in the losses (paper), else not */
     const int64_t *count; /* [E] pairs of each expert (losses) */
     float *dlogits;       /* [tokens][E], or of the norms */
@@ -393,8 +395,11 @@ typedef struct mz_update {
     mz_dtype type, gradient_type;
     void *parameter;
     const void *gradient;
-    const float *grad_scale; /* [1] in context memory, or NULL: 1 (global-norm clipping) */
-    float rate, beta1, beta2, eps, decay;
+    const float *grad_scale;  /* [1] in context memory, or NULL: 1 (global-norm clipping) */
+    float rate, beta1, decay; /* beta1: of the momentum; muon's buf <- beta1 buf + g */
+    float beta2;           /* of the second moment; lion: of m; adafactor: not read, 1 - t^-0.8 */
+    float eps;             /* skewadam: floor inside the roots; adamw: added to the root;
+                              adafactor: added to g^2 */
     int64_t step;          /* t, from 1 */
     bool momentum;         /* skewadam: keep m (backbone tier) */
     bool factored;         /* skewadam: R and C per matrix; else a full v */

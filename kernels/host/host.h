@@ -1,0 +1,156 @@
+/* The host backend: work in ranges over a pool of threads, inner loops compiled once per
+ * instruction set. Internal to kernels/host. */
+#ifndef MIZAN_KERNELS_HOST_H
+#define MIZAN_KERNELS_HOST_H
+
+#include "kernels/backend.h"
+
+/* ---- pool.c: threads
+ * ----------------------------------------------------------------------------- mz_pool_run calls
+ * part(argument, i) for i in [0, parts), each once, in any order, on any thread of the pool, the
+ * caller's included, and returns when all are done. A part writes only what is its own, so results
+ * do not depend on the number of threads. Parts must not call mz_pool_run. */
+typedef struct mz_pool mz_pool;
+mz_pool *mz_pool_create(int32_t threads); /* NULL: no memory or no threads */
+void mz_pool_free(mz_pool *pool);
+int32_t mz_pool_threads(const mz_pool *pool);
+typedef void (*mz_part)(void *argument, int64_t part, int32_t thread);
+void mz_pool_run(mz_pool *pool, mz_part part, void *argument, int64_t parts);
+
+/* Calls range(argument, first, end) over [0, n) in pieces of a size that follows from n and
+ * `bytes`, the memory touched per item, alone: never from the number of threads. */
+typedef void (*mz_range)(void *argument, int64_t first, int64_t end);
+void mz_pool_range(mz_pool *pool, mz_range range, void *argument, int64_t n, int64_t bytes);
+
+/* ---- simd.c: inner loops, one table per instruction set
+ * ------------------------------------------- Every loop sums in the same order in all of them (16
+ * partial sums by column modulo 16, then pairwise), and nothing is contracted, so the tables give
+ * the same bits. Buffers may have any alignment. n: values; widen and narrow convert bf16 rows. */
+typedef struct mz_simd {
+    const char *name;
+    void (*widen)(float *to, const uint16_t *from, int64_t n);
+    void (*narrow)(uint16_t *to, const float *from, int64_t n);
+    float (*norm2_f32)(const float *x, int64_t n);
+    float (*norm2_bf16)(const uint16_t *x, int64_t n);
+    float (*dot_f32)(const float *a, const float *b, int64_t n);
+    float (*dot_bf16)(const uint16_t *a, const uint16_t *b, int64_t n);
+    void (*scale_f32)(float *to, const float *from, float factor, int64_t n);
+    void (*scale_bf16)(uint16_t *to, const uint16_t *from, float factor, int64_t n);
+    /* sum += factor * row */
+    void (*add_f32)(float *sum, const float *row, float factor, int64_t n);
+    void (*add_bf16)(float *sum, const uint16_t *row, float factor, int64_t n);
+    /* h = silu(u) v; returns ||h||^2 of h as stored. */
+    float (*swiglu_f32)(float *h, const float *u, const float *v, int64_t n);
+    float (*swiglu_bf16)(uint16_t *h, const uint16_t *u, const uint16_t *v, int64_t n);
+    /* du, dv of dh * factor; h (may be NULL) again; returns <dh, h> before the factor. du and dv
+     * may be u and v. */
+    float (*swiglu_back_f32)(float *du, float *dv, float *h, const float *u, const float *v,
+                             const float *dh, float factor, int64_t n);
+    float (*swiglu_back_bf16)(uint16_t *du, uint16_t *dv, uint16_t *h, const uint16_t *u,
+                              const uint16_t *v, const uint16_t *dh, float factor, int64_t n);
+} mz_simd;
+extern const mz_simd mz_simd_base, mz_simd_avx2, mz_simd_avx512;
+
+/* ---- update_simd.c: inner loops of the optimizers, one table per instruction set
+ * ------------------- A row of n values that are elements [element, element + n) of the tensor. */
+typedef struct mz_update_row {
+    const mz_update *args;
+    float scale;     /* of the gradient */
+    float rate;      /* what the update is multiplied with: includes bias correction and clip */
+    float keep;      /* 1 - learning rate * decay */
+    float beta2;     /* of this step */
+    float floor;     /* added to g^2 */
+    float least;     /* of the second moment in a denominator */
+    int64_t element; /* number of the row's first value in the tensor */
+    int64_t n;
+    void *parameter;
+    const void *gradient;
+    float *m, *v; /* of the row, or NULL */
+} mz_update_row;
+typedef struct mz_update_simd {
+    /* Sweep 1 of the factored kinds: m (where there is one) takes g; square[j] = m^2, or g^2
+     * without momentum; col[j] += g^2 + floor; returns the sum of g^2 + floor. */
+    float (*statistics)(const mz_update_row *row, float *square, float *col);
+    /* square alone, of m as it stands, or of g. */
+    void (*squares)(const mz_update_row *row, float *square);
+    /* weighted[j] += factor * square[j] */
+    void (*weigh)(float *weighted, const float *square, float factor, int64_t n);
+    /* Sweep 2: the update is base * rate * col_factor[j], base m or g. */
+    void (*apply_factored)(const mz_update_row *row, const float *col_factor);
+    /* Sweep 1 with a full v: v takes g^2 + floor, m takes g; the sum of base^2 / max(v, least). */
+    float (*statistics_full)(const mz_update_row *row);
+    /* Sweep 2: the update is base * rate / sqrt(max(v, least)). */
+    void (*apply_full)(const mz_update_row *row);
+    /* One sweep: u = m / (sqrt(v) * root + eps), root = 1 / sqrt(1 - beta2^t). */
+    void (*adamw)(const mz_update_row *row, float root);
+    void (*lion)(const mz_update_row *row);
+    /* Writes an update that stands in `update`. */
+    void (*apply)(const mz_update_row *row, const float *update);
+} mz_update_simd;
+extern const mz_update_simd mz_update_simd_base, mz_update_simd_avx2, mz_update_simd_avx512;
+
+/* ---- the context's own part
+ * ----------------------------------------------------------------------
+ */
+typedef struct mz_host {
+    mz_pool *pool;
+    const mz_simd *simd;
+    const mz_update_simd *update;
+    double mark[MZ_KERNEL_MARKS]; /* seconds */
+    bool marked[MZ_KERNEL_MARKS];
+} mz_host;
+static inline mz_host *mz_host_of(const mz_kernels *k) {
+    return (mz_host *)k->self;
+}
+
+/* rows.c */
+mz_kstatus mz_host_convert(mz_kernels *k, mz_kstream stream, mz_dtype to_type, void *to,
+                           mz_dtype from_type, const void *from, int64_t n);
+mz_kstatus mz_host_row_norms(mz_kernels *k, mz_kstream stream, const mz_norms *args);
+mz_kstatus mz_host_row_dots(mz_kernels *k, mz_kstream stream, const mz_dots *args);
+mz_kstatus mz_host_pack_rows(mz_kernels *k, mz_kstream stream, const mz_pack *args);
+mz_kstatus mz_host_unpack_rows(mz_kernels *k, mz_kstream stream, const mz_unpack *args);
+mz_kstatus mz_host_combine_rows(mz_kernels *k, mz_kstream stream, const mz_combine *args);
+mz_kstatus mz_host_swiglu_forward(mz_kernels *k, mz_kstream stream, const mz_swiglu *args);
+mz_kstatus mz_host_swiglu_backward(mz_kernels *k, mz_kstream stream, const mz_swiglu *args);
+/* pairs.c: scores, grouping, prefix sums, selection, arrangement */
+mz_kstatus mz_host_score_pairs(mz_kernels *k, mz_kstream stream, const mz_score_args *args);
+size_t mz_host_group_pairs_workspace(const mz_kernels *k, const mz_grouping *args);
+mz_kstatus mz_host_group_pairs(mz_kernels *k, mz_kstream stream, const mz_grouping *args,
+                               void *workspace);
+size_t mz_host_prefix_sums_workspace(const mz_kernels *k, int64_t n);
+mz_kstatus mz_host_prefix_sums(mz_kernels *k, mz_kstream stream, const int64_t *count, int64_t n,
+                               int64_t *begin, void *workspace);
+size_t mz_host_select_workspace(const mz_kernels *k, const mz_selection *args);
+mz_kstatus mz_host_select_pairs(mz_kernels *k, mz_kstream stream, const mz_selection *args,
+                                void *workspace);
+mz_kstatus mz_host_arrange(mz_kernels *k, mz_kstream stream, const mz_segment *segment,
+                           int64_t segments, const int64_t *in, int64_t *out);
+mz_kstatus mz_host_invert(mz_kernels *k, mz_kstream stream, const int64_t *row_pair, int64_t rows,
+                          int64_t pairs, int64_t *position);
+/* product.c */
+size_t mz_host_grouped_gemm_workspace(const mz_kernels *k, const mz_product_args *args);
+mz_kstatus mz_host_grouped_gemm(mz_kernels *k, mz_kstream stream, const mz_product_args *args,
+                                void *workspace);
+size_t mz_host_expert_up_workspace(const mz_kernels *k, const mz_expert_up *args);
+mz_kstatus mz_host_expert_up_forward(mz_kernels *k, mz_kstream stream, const mz_expert_up *args,
+                                     void *workspace);
+/* router.c */
+size_t mz_host_router_workspace(const mz_kernels *k, const mz_router *args);
+mz_kstatus mz_host_router_forward(mz_kernels *k, mz_kstream stream, const mz_router *args,
+                                  void *workspace);
+mz_kstatus mz_host_router_backward(mz_kernels *k, mz_kstream stream, const mz_router *args,
+                                   void *workspace);
+mz_kstatus mz_host_router_losses(mz_kernels *k, mz_kstream stream, const mz_router *args,
+                                 float *loss, void *workspace);
+mz_kstatus mz_host_gate_norms(mz_kernels *k, mz_kstream stream, mz_dtype type, const void *z,
+                              int64_t tokens, int32_t experts, int64_t r, float *norm);
+mz_kstatus mz_host_gate_norms_backward(mz_kernels *k, mz_kstream stream, mz_dtype type,
+                                       const void *z, const float *norm, const float *dnorm,
+                                       int64_t tokens, int32_t experts, int64_t r, void *dz);
+/* update.c */
+size_t mz_host_update_workspace(const mz_kernels *k, const mz_update *args);
+mz_kstatus mz_host_update_step(mz_kernels *k, mz_kstream stream, const mz_update *args,
+                               void *workspace);
+
+#endif

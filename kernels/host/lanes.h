@@ -1,0 +1,102 @@
+/* Sixteen lanes of fp32 for the files that are compiled once per instruction set, with MZ_SIMD
+ * naming it: the compiler splits the lanes over what registers there are. Ends of rows that do not
+ * fill the lanes go through a padded copy, so that they take the same path. */
+#ifndef MIZAN_KERNELS_LANES_H
+#define MIZAN_KERNELS_LANES_H
+
+#include "kernels/arithmetic.h"
+
+#define MZ_TABLE_OF(name, simd) name##_##simd
+#define MZ_TABLE_OF_(name, simd) MZ_TABLE_OF(name, simd)
+#define MZ_TABLE(name) MZ_TABLE_OF_(name, MZ_SIMD)
+#define MZ_TEXT_OF(simd) #simd
+#define MZ_TEXT_OF_(simd) MZ_TEXT_OF(simd)
+#define MZ_SIMD_TEXT MZ_TEXT_OF_(MZ_SIMD)
+
+#define LANES 16
+typedef float lanes __attribute__((vector_size(64)));
+typedef uint32_t bits __attribute__((vector_size(64)));
+typedef int32_t ints __attribute__((vector_size(64)));
+typedef uint16_t halves __attribute__((vector_size(32)));
+
+#define INLINE static inline __attribute__((always_inline))
+
+INLINE lanes load_f32(const float *p) {
+    lanes v;
+    memcpy(&v, p, sizeof v);
+    return v;
+}
+INLINE void store_f32(float *p, lanes v) {
+    memcpy(p, &v, sizeof v);
+}
+INLINE lanes load_bf16(const uint16_t *p) {
+    halves h;
+    memcpy(&h, p, sizeof h);
+    return (lanes)(__builtin_convertvector(h, bits) << 16);
+}
+/* As mz_to_bf16: nearest even, NaN stays NaN. */
+INLINE void store_bf16(uint16_t *p, lanes v) {
+    const bits u = (bits)v;
+    const bits rounded = (u + 0x7fffu + (u >> 16 & 1u)) >> 16;
+    const bits nan = (bits)((u & 0x7fffffffu) > 0x7f800000u);
+    const halves h = __builtin_convertvector((rounded & ~nan) | ((u >> 16 | 0x40u) & nan), halves);
+    memcpy(p, &h, sizeof h);
+}
+
+/* A row's last lanes, the missing ones zero. */
+INLINE lanes load_some_f32(const float *p, int64_t n) {
+    float padded[LANES] = {0};
+    memcpy(padded, p, sizeof *p * (size_t)n);
+    return load_f32(padded);
+}
+INLINE lanes load_some_bf16(const uint16_t *p, int64_t n) {
+    uint16_t padded[LANES] = {0};
+    memcpy(padded, p, sizeof *p * (size_t)n);
+    return load_bf16(padded);
+}
+INLINE void store_some_f32(float *p, lanes v, int64_t n) {
+    float padded[LANES];
+    store_f32(padded, v);
+    memcpy(p, padded, sizeof *p * (size_t)n);
+}
+INLINE void store_some_bf16(uint16_t *p, lanes v, int64_t n) {
+    uint16_t padded[LANES];
+    store_bf16(padded, v);
+    memcpy(p, padded, sizeof *p * (size_t)n);
+}
+
+INLINE float sum_of(lanes v) {
+    float s[LANES];
+    store_f32(s, v);
+    for (int half = LANES / 2; half > 0; half /= 2)
+        for (int i = 0; i < half; i++)
+            s[i] += s[i + half];
+    return s[0];
+}
+
+/* e^x to about one unit in the last place where the result is a normal number; 0 below, infinity
+ * above. Cody and Waite's reduction, then the series of degree 7 on [-ln 2 / 2, ln 2 / 2]. */
+INLINE lanes exp_of(lanes x) {
+    const ints over = x > 88.7f, under = x < -87.3f, nan = x != x;
+    const lanes shift = (x * 1.44269504f + 12582912.0f) - 12582912.0f; /* nearest whole number */
+    const lanes r = (x - shift * 0.693359375f) + shift * 2.12194440e-4f;
+    lanes y = 1.0f / 5040 + 0 * r;
+    y = y * r + 1.0f / 720;
+    y = y * r + 1.0f / 120;
+    y = y * r + 1.0f / 24;
+    y = y * r + 1.0f / 6;
+    y = y * r + 0.5f;
+    y = y * r + 1.0f;
+    y = y * r + 1.0f;
+    const ints clear = over | under | nan;
+    const lanes whole = (lanes)((ints)shift & ~clear); /* no conversion of what does not fit */
+    const ints power = (__builtin_convertvector(whole, ints) + 127) << 23;
+    const lanes value = y * (lanes)power;
+    return (lanes)(((bits)value & ~(bits)clear) | (0x7f800000u & (bits)over) |
+                   ((bits)x & (bits)nan));
+}
+INLINE lanes sigmoid_of(lanes x) {
+    return 1.0f / (1.0f + exp_of(-x));
+}
+
+#endif

@@ -1,0 +1,461 @@
+/* Optimizer steps.
+ *
+ * Factored kinds (SkewAdam's factored tiers, Adafactor). With row factors R, column factors C of
+ * one matrix after this step, M = max(mean R, 1e-15), in Adafactor mean R, a_i = 1 / max(R_i / M,
+ * eps), b_j = 1 / max(C_j, eps), the update is u_ij = base_ij sqrt(a_i b_j), base the momentum or
+ * the gradient, times a bias correction. The clip needs sum u^2 = sum_j b_j sum_i a_i base_ij^2
+ * before anything is written. R_i is known when row i has been read, so sweep 1 sums base_ij^2 /
+ * R_i by column while the row is in the cache; a_i is M / R_i but for rows below the floor, whose
+ * terms are put right afterwards. So two sweeps over the gradient do: statistics, then the write.
+ * Scratch is one row per block of rows; nothing has the size of the tensor.
+ *
+ * Blocks follow from the shape alone and are summed in order: results do not depend on threads. */
+#include "kernels/host/host.h"
+#include "kernels/arithmetic.h"
+
+#include <stdlib.h>
+
+enum { BLOCK_VALUES = 1 << 16, BLOCKS_MOST = 32, WAVE = 16 };
+
+/* Below this a row factor is under every floor of the study and its reciprocal may overflow. */
+static const float ROW_LEAST = 1e-23f;
+/* Of the mean of the row factors, in SkewAdam's code; Adafactor has none. */
+static const float MEAN_LEAST = 1e-15f;
+
+typedef struct updating {
+    const mz_update *args;
+    const mz_update_simd *simd;
+    float scale, correction, beta2, floor, least, mean_least;
+    /* factored: blocks of rows per matrix; others: blocks of values */
+    int64_t blocks, block;
+    int64_t first; /* matrix of the wave */
+    float *part;   /* [WAVE][blocks][2][cols]: columns' g^2, columns' weighted squares */
+    float *line;   /* [threads][cols] */
+    float *sum;    /* [matrices] or [matrices][blocks]: sums of u^2, before the correction */
+    float clip;    /* clip_tensor: of all matrices */
+} updating;
+
+static const void *gradient_at(const mz_update *a, int64_t element) {
+    return (const char *)a->gradient + element * (a->gradient_type == MZ_BF16 ? 2 : 4);
+}
+
+static mz_update_row row_of(const updating *u, int64_t element, int64_t n) {
+    const mz_update *a = u->args;
+    return (mz_update_row){.args = a,
+                           .scale = u->scale,
+                           .rate = a->rate * u->correction,
+                           .keep = 1 - a->rate * a->decay,
+                           .beta2 = u->beta2,
+                           .floor = u->floor,
+                           .least = u->least,
+                           .element = element,
+                           .n = n,
+                           .parameter =
+                               (char *)a->parameter + element * (a->type == MZ_BF16 ? 2 : 4),
+                           .gradient = gradient_at(a, element),
+                           .m = a->m ? a->m + element : NULL,
+                           .v = a->v ? a->v + element : NULL};
+}
+
+static float clip_of(const updating *u, double sum, double values) {
+    if (!u->args->clip_rms)
+        return 1;
+    const float rms = (float)sqrt(sum / values) * u->correction;
+    return rms > 1 ? 1 / rms : 1;
+}
+
+/* ---- factored -----------------------------------------------------------------------------------
+ */
+
+static float *part_of(const updating *u, int64_t wave, int64_t block, int which) {
+    return u->part + ((wave * u->blocks + block) * 2 + which) * u->args->cols;
+}
+
+static int64_t block_end(const updating *u, int64_t block) {
+    const int64_t end = (block + 1) * u->block;
+    return end < u->args->rows ? end : u->args->rows;
+}
+
+static void factored_statistics(void *argument, int64_t p, int32_t thread) {
+    const updating *u = argument;
+    const mz_update *a = u->args;
+    const int64_t wave = p / u->blocks, block = p % u->blocks, matrix = u->first + wave;
+    float *col = part_of(u, wave, block, 0), *weighted = part_of(u, wave, block, 1);
+    float *square = u->line + thread * a->cols;
+    memset(col, 0, sizeof *col * (size_t)a->cols);
+    memset(weighted, 0, sizeof *weighted * (size_t)a->cols);
+    for (int64_t i = block * u->block; i < block_end(u, block); i++) {
+        const mz_update_row row = row_of(u, (matrix * a->rows + i) * a->cols, a->cols);
+        const float g2 = u->simd->statistics(&row, square, col);
+        float *factor = &a->row[matrix * a->rows + i];
+        *factor = *factor * u->beta2 + (g2 / (float)a->cols) * (1 - u->beta2);
+        if (*factor >= ROW_LEAST)
+            u->simd->weigh(weighted, square, 1 / *factor, a->cols);
+    }
+}
+
+static float row_mean(const updating *u, int64_t matrix) {
+    const float *x = u->args->row + matrix * u->args->rows;
+    const int64_t n = u->args->rows;
+    double sum = 0;
+    for (int64_t i = 0; i < n; i++)
+        sum += x[i];
+    const float mean = (float)(sum / (double)n);
+    return mean > u->mean_least ? mean : u->mean_least;
+}
+
+/* Rows below the floor: their terms with the factor they really get. */
+static void mend_floored(const updating *u, int64_t matrix, float mean, float *weighted,
+                         float *square) {
+    const mz_update *a = u->args;
+    for (int64_t i = 0; i < a->rows; i++) {
+        const float r = a->row[matrix * a->rows + i];
+        const bool counted = r >= ROW_LEAST;
+        if (counted && r / mean >= u->least)
+            continue;
+        const float bounded = r / mean > u->least ? r / mean : u->least;
+        if (bounded <= 0)
+            continue;
+        const mz_update_row row = row_of(u, (matrix * a->rows + i) * a->cols, a->cols);
+        u->simd->squares(&row, square);
+        u->simd->weigh(weighted, square, 1 / (bounded * mean) - (counted ? 1 / r : 0), a->cols);
+    }
+}
+
+/* Sums the blocks, moves C on, and leaves the matrix's sum of u^2. */
+static void factored_matrix(void *argument, int64_t wave, int32_t thread) {
+    const updating *u = argument;
+    const mz_update *a = u->args;
+    const int64_t matrix = u->first + wave;
+    float *col = part_of(u, wave, 0, 0), *weighted = part_of(u, wave, 0, 1);
+    for (int64_t b = 1; b < u->blocks; b++) {
+        u->simd->weigh(col, part_of(u, wave, b, 0), 1, a->cols);
+        u->simd->weigh(weighted, part_of(u, wave, b, 1), 1, a->cols);
+    }
+    const float mean = row_mean(u, matrix);
+    mend_floored(u, matrix, mean, weighted, u->line + thread * a->cols);
+    double sum = 0;
+    for (int64_t j = 0; j < a->cols; j++) {
+        float *c = &a->col[matrix * a->cols + j];
+        *c = *c * u->beta2 + (col[j] / (float)a->rows) * (1 - u->beta2);
+        const float bounded = *c > u->least ? *c : u->least;
+        sum += bounded > 0 ? (double)weighted[j] * mean / bounded : 0;
+    }
+    u->sum[matrix] = (float)sum;
+}
+
+static float inverse_root(float x, float least) {
+    const float bounded = x > least ? x : least;
+    return bounded > 0 ? 1 / sqrtf(bounded) : 0;
+}
+
+static void factored_write(void *argument, int64_t p, int32_t thread) {
+    const updating *u = argument;
+    const mz_update *a = u->args;
+    const int64_t matrix = u->first + p / u->blocks, block = p % u->blocks;
+    float *col_factor = u->line + thread * a->cols;
+    for (int64_t j = 0; j < a->cols; j++)
+        col_factor[j] = inverse_root(a->col[matrix * a->cols + j], u->least);
+    const float mean = row_mean(u, matrix);
+    const float clip =
+        a->clip_tensor ? u->clip : clip_of(u, u->sum[matrix], (double)a->rows * (double)a->cols);
+    for (int64_t i = block * u->block; i < block_end(u, block); i++) {
+        const int64_t at = matrix * a->rows + i;
+        mz_update_row row = row_of(u, at * a->cols, a->cols);
+        row.rate *= clip * inverse_root(a->row[at] / mean, u->least);
+        u->simd->apply_factored(&row, col_factor);
+    }
+}
+
+static int64_t wave_of(const mz_update *a, int64_t first) {
+    return a->matrices - first < WAVE ? a->matrices - first : WAVE;
+}
+
+static double sum_of_all(const float *sum, int64_t n) {
+    double all = 0;
+    for (int64_t i = 0; i < n; i++)
+        all += sum[i];
+    return all;
+}
+
+static void update_factored(mz_pool *pool, updating *u) {
+    const mz_update *a = u->args;
+    for (u->first = 0; u->first < a->matrices; u->first += WAVE) {
+        const int64_t wave = wave_of(a, u->first);
+        mz_pool_run(pool, factored_statistics, u, wave * u->blocks);
+        mz_pool_run(pool, factored_matrix, u, wave);
+        if (!a->clip_tensor)
+            mz_pool_run(pool, factored_write, u, wave * u->blocks);
+    }
+    if (!a->clip_tensor)
+        return;
+    u->clip = clip_of(u, sum_of_all(u->sum, a->matrices),
+                      (double)a->matrices * (double)a->rows * (double)a->cols);
+    u->first = 0;
+    mz_pool_run(pool, factored_write, u, a->matrices * u->blocks);
+}
+
+/* ---- value by value -----------------------------------------------------------------------------
+ */
+
+static mz_update_row values_of(const updating *u, int64_t p, int64_t *matrix) {
+    const int64_t values = u->args->rows * u->args->cols, first = p % u->blocks * u->block;
+    *matrix = p / u->blocks;
+    const int64_t n = values - first < u->block ? values - first : u->block;
+    return row_of(u, *matrix * values + first, n > 0 ? n : 0);
+}
+
+static void full_statistics(void *argument, int64_t p, int32_t thread) {
+    (void)thread;
+    const updating *u = argument;
+    int64_t matrix;
+    const mz_update_row row = values_of(u, p, &matrix);
+    u->sum[p] = u->simd->statistics_full(&row);
+}
+
+static void full_write(void *argument, int64_t p, int32_t thread) {
+    (void)thread;
+    const updating *u = argument;
+    int64_t matrix;
+    mz_update_row row = values_of(u, p, &matrix);
+    row.rate *= u->args->clip_tensor
+                    ? u->clip
+                    : clip_of(u, sum_of_all(u->sum + matrix * u->blocks, u->blocks),
+                              (double)u->args->rows * (double)u->args->cols);
+    u->simd->apply_full(&row);
+}
+
+static void update_full(mz_pool *pool, updating *u) {
+    const mz_update *a = u->args;
+    const int64_t parts = a->matrices * u->blocks;
+    mz_pool_run(pool, full_statistics, u, parts);
+    u->clip = clip_of(u, sum_of_all(u->sum, parts),
+                      (double)a->matrices * (double)a->rows * (double)a->cols);
+    mz_pool_run(pool, full_write, u, parts);
+}
+
+static void adamw_values(void *argument, int64_t p, int32_t thread) {
+    (void)thread;
+    const updating *u = argument;
+    int64_t matrix;
+    const mz_update_row row = values_of(u, p, &matrix);
+    u->simd->adamw(&row, u->floor);
+}
+
+static void lion_values(void *argument, int64_t p, int32_t thread) {
+    (void)thread;
+    const updating *u = argument;
+    int64_t matrix;
+    const mz_update_row row = values_of(u, p, &matrix);
+    u->simd->lion(&row);
+}
+
+/* ---- settings -----------------------------------------------------------------------------------
+ */
+
+static bool is_factored(const mz_update *a) {
+    return a->cols > 1 &&
+           (a->kind == MZ_UPDATE_ADAFACTOR || (a->kind == MZ_UPDATE_SKEWADAM && a->factored));
+}
+
+/* Bias corrections (moe-variants-and-optimizers.md 6.3): SkewAdam puts the second moment's into the
+ * multiplier; AdamW has root in `floor`. */
+static void set_rates(updating *u) {
+    const mz_update *a = u->args;
+    const double t = (double)a->step;
+    const double first = 1 - pow(a->beta1, t), second = 1 - pow(a->beta2, t);
+    u->correction = 1;
+    u->beta2 = a->beta2;
+    if (a->kind == MZ_UPDATE_SKEWADAM) {
+        u->correction = (float)(sqrt(second) / (a->momentum ? first : 1));
+        u->least = a->eps;
+        u->mean_least = MEAN_LEAST;
+    } else if (a->kind == MZ_UPDATE_ADAMW) {
+        u->correction = (float)(1 / first);
+        u->floor = (float)(1 / sqrt(second));
+    } else if (a->kind == MZ_UPDATE_ADAFACTOR) {
+        u->beta2 = (float)(1 - pow(t, -0.8));
+        u->floor = a->eps;
+    }
+}
+
+static void set_blocks(updating *u) {
+    const mz_update *a = u->args;
+    const int64_t values = a->rows * a->cols;
+    if (!is_factored(a)) {
+        u->block = BLOCK_VALUES;
+        u->blocks = (values + BLOCK_VALUES - 1) / BLOCK_VALUES;
+        return;
+    }
+    u->blocks = (values + BLOCK_VALUES - 1) / BLOCK_VALUES;
+    if (u->blocks > BLOCKS_MOST)
+        u->blocks = BLOCKS_MOST;
+    if (u->blocks > a->rows)
+        u->blocks = a->rows;
+    if (u->blocks < 1)
+        u->blocks = 1;
+    u->block = (a->rows + u->blocks - 1) / u->blocks;
+}
+
+/* ---- Muon ---------------------------------------------------------------------------------------
+ * X = bf16(buf), transposed where there are more rows than columns, divided by its norm; then
+ * X <- a X + (b A + c A A) X with A = X X^T. Every product's result is rounded to bf16, as where it
+ * is computed in bf16. */
+
+static const float NS_A = 3.4445f, NS_B = -4.7750f, NS_C = 2.0315f;
+
+static int64_t muon_short(const mz_update *a) {
+    return a->rows < a->cols ? a->rows : a->cols;
+}
+
+static int64_t muon_long(const mz_update *a) {
+    return a->rows < a->cols ? a->cols : a->rows;
+}
+
+/* x [s][l], y [s][l], A [s][s], B [s][s] */
+static int64_t muon_floats(const mz_update *a) {
+    const int64_t s = muon_short(a);
+    return 2 * s * muon_long(a) + 2 * s * s;
+}
+
+static void round_all(float *x, int64_t n) {
+    for (int64_t i = 0; i < n; i++)
+        x[i] = mz_from_bf16(mz_to_bf16(x[i]));
+}
+
+/* c[m][n] = a[m][k] b[n][k]^T, or with op dgrad c[m][k] = a[m][n] b[n][k]. */
+static mz_kstatus product(mz_kernels *k, mz_product op, int64_t m, int64_t n, int64_t depth,
+                          const float *a, float *b, float *c) {
+    const int64_t begin[2] = {0, m};
+    void *weight = b;
+    const mz_product_args args = {.op = op,
+                                  .groups = {.begin = begin, .groups = 1, .rows_max = m},
+                                  .n = n,
+                                  .k = depth,
+                                  .type = MZ_F32,
+                                  .a = a,
+                                  .weight = &weight,
+                                  .c = c};
+    return mz_host_grouped_gemm(k, 0, &args, NULL);
+}
+
+/* Momentum, then X: of the momentum, or with Nesterov of g + beta1 * momentum. */
+static void muon_start(const updating *u, int64_t matrix, float *x) {
+    const mz_update *a = u->args;
+    const bool turn = a->rows > a->cols;
+    double norm2 = 0;
+    for (int64_t i = 0; i < a->rows; i++)
+        for (int64_t j = 0; j < a->cols; j++) {
+            const int64_t at = (matrix * a->rows + i) * a->cols + j;
+            const float g = u->scale * (a->gradient_type == MZ_BF16
+                                            ? mz_from_bf16(((const uint16_t *)a->gradient)[at])
+                                            : ((const float *)a->gradient)[at]);
+            a->m[at] = a->m[at] * a->beta1 + g;
+            const float used = a->nesterov ? g + a->m[at] * a->beta1 : a->m[at];
+            const float value = mz_from_bf16(mz_to_bf16(used));
+            x[turn ? j * a->rows + i : i * a->cols + j] = value;
+            norm2 += (double)value * value;
+        }
+    const float norm = (float)sqrt(norm2) + 1e-7f;
+    for (int64_t i = 0; i < a->rows * a->cols; i++)
+        x[i] = mz_from_bf16(mz_to_bf16(x[i] / norm));
+}
+
+static mz_kstatus newton_schulz(mz_kernels *k, const mz_update *a, float *x, float *y, float *gram,
+                                float *poly) {
+    const int64_t s = muon_short(a), l = muon_long(a);
+    mz_kstatus status = product(k, MZ_PRODUCT_FORWARD, s, s, l, x, x, gram);
+    if (status != MZ_K_OK)
+        return status;
+    round_all(gram, s * s);
+    status = product(k, MZ_PRODUCT_DGRAD, s, s, s, gram, gram, poly);
+    if (status != MZ_K_OK)
+        return status;
+    round_all(poly, s * s);
+    for (int64_t i = 0; i < s * s; i++)
+        poly[i] = NS_B * gram[i] + NS_C * poly[i];
+    round_all(poly, s * s);
+    status = product(k, MZ_PRODUCT_DGRAD, s, s, l, poly, x, y);
+    round_all(y, s * l);
+    for (int64_t i = 0; i < s * l; i++)
+        x[i] = NS_A * x[i] + y[i];
+    round_all(x, s * l);
+    return status;
+}
+
+static void muon_write(const updating *u, int64_t matrix, const float *x, float *line) {
+    const mz_update *a = u->args;
+    for (int64_t i = 0; i < a->rows; i++) {
+        mz_update_row row = row_of(u, (matrix * a->rows + i) * a->cols, a->cols);
+        row.rate *= a->update_scale;
+        const float *update = x + i * a->cols;
+        if (a->rows > a->cols) {
+            for (int64_t j = 0; j < a->cols; j++)
+                line[j] = x[j * a->rows + i];
+            update = line;
+        }
+        u->simd->apply(&row, update);
+    }
+}
+
+static mz_kstatus update_muon(mz_kernels *k, const updating *u, float *scratch) {
+    const mz_update *a = u->args;
+    const int64_t s = muon_short(a), l = muon_long(a);
+    float *x = scratch, *y = x + s * l, *gram = y + s * l, *poly = gram + s * s;
+    mz_kstatus status = MZ_K_OK;
+    for (int64_t matrix = 0; status == MZ_K_OK && matrix < a->matrices; matrix++) {
+        muon_start(u, matrix, x);
+        for (int32_t i = 0; status == MZ_K_OK && i < a->newton_schulz; i++)
+            status = newton_schulz(k, a, x, y, gram, poly);
+        if (status == MZ_K_OK)
+            muon_write(u, matrix, x, y);
+    }
+    return status;
+}
+
+/* ---- the step -----------------------------------------------------------------------------------
+ */
+
+static int64_t sums_of(const updating *u) {
+    return u->args->matrices * (is_factored(u->args) ? 1 : u->blocks);
+}
+
+size_t mz_host_update_workspace(const mz_kernels *k, const mz_update *a) {
+    updating u = {.args = a};
+    set_blocks(&u);
+    if (a->kind == MZ_UPDATE_MUON)
+        return sizeof(float) * (size_t)muon_floats(a);
+    if (a->kind == MZ_UPDATE_ADAMW || a->kind == MZ_UPDATE_LION)
+        return 0;
+    int64_t floats = sums_of(&u);
+    if (is_factored(a)) {
+        const int64_t wave = a->matrices < WAVE ? a->matrices : WAVE;
+        floats += (wave * u.blocks * 2 + mz_pool_threads(mz_host_of(k)->pool)) * a->cols;
+    }
+    return sizeof(float) * (size_t)floats;
+}
+
+mz_kstatus mz_host_update_step(mz_kernels *k, mz_kstream stream, const mz_update *a,
+                               void *workspace) {
+    (void)stream;
+    mz_host *host = mz_host_of(k);
+    updating u = {.args = a, .simd = host->update, .scale = a->grad_scale ? *a->grad_scale : 1};
+    set_rates(&u);
+    set_blocks(&u);
+    if (a->kind == MZ_UPDATE_MUON)
+        return update_muon(k, &u, workspace);
+    if (a->kind == MZ_UPDATE_ADAMW || a->kind == MZ_UPDATE_LION) {
+        mz_pool_run(host->pool, a->kind == MZ_UPDATE_ADAMW ? adamw_values : lion_values, &u,
+                    a->matrices * u.blocks);
+        return MZ_K_OK;
+    }
+    u.sum = workspace;
+    if (!is_factored(a)) {
+        update_full(host->pool, &u);
+        return MZ_K_OK;
+    }
+    u.line = u.sum + sums_of(&u);
+    u.part = u.line + mz_pool_threads(host->pool) * a->cols;
+    update_factored(host->pool, &u);
+    return MZ_K_OK;
+}
