@@ -21,7 +21,7 @@ typedef struct sim_args {
     double budget_memory, budget_network, accuracy;
     int dispatch, network, recompute, temporaries, allocator;
     const char *optimizer;
-    bool json, timing, list, quiet, verbose;
+    bool json, bounds, timing, list, quiet, verbose;
 } sim_args;
 
 #define AT(field) offsetof(sim_args, field)
@@ -72,6 +72,8 @@ static const mz_opt sim_options[] = {
      1e15},
     {"output", 'o', MZ_OPT_STR, AT(output), NULL, "FILE", "write a result file (HDF5)"},
     {"json", 0, MZ_OPT_FLAG, AT(json), NULL, NULL, "one JSON object on stdout (mizan-result/1)"},
+    {"bounds", 0, MZ_OPT_FLAG, AT(bounds), NULL, NULL,
+     "add how balanced each call could be: over the plan's hosts, over any"},
     {"timing", 0, MZ_OPT_FLAG, AT(timing), NULL, NULL, "add what the planners really took here"},
     {"list", 0, MZ_OPT_FLAG, AT(list), NULL, NULL,
      "name the shipped models, clusters, policies, optimizers"},
@@ -455,6 +457,8 @@ static mz_code write_result(sim_job *job, mz_app *app, mz_err *err) {
 static mz_code run_job(sim_job *job, mz_app *app, mz_err *err) {
     mz_code code = mz_sim_create(job->model, job->cluster, &job->options, job->policies, job->count,
                                  &job->sim, err);
+    if (code == MZ_OK && job->args.bounds)
+        code = mz_sim_want_bounds(job->sim, err);
     if (code == MZ_OK)
         code = open_stream(job, err);
     if (code != MZ_OK)

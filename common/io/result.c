@@ -103,6 +103,10 @@ static json_t *run_json(const mz_run *run, bool timing, int *failed) {
     put(o, "over_budget", text_or_null(run->over_budget), failed);
     put(o, "peak_at", text_or_null(run->peak_at), failed);
     put(o, "rank_imbalance", imbalance_stat(run->rank_imbalance, failed), failed);
+    if (run->bounds) {
+        put(o, "imbalance_bound_hosts", imbalance_stat(run->imbalance_bound_hosts, failed), failed);
+        put(o, "imbalance_bound_any", imbalance_stat(run->imbalance_bound_any, failed), failed);
+    }
     put(o, "dispatch_bytes", json_integer(run->dispatch_bytes), failed);
     put(o, "combine_bytes", json_integer(run->combine_bytes), failed);
     put(o, "backward_dispatch_bytes", json_integer(run->backward_dispatch_bytes), failed);
@@ -114,6 +118,7 @@ static json_t *run_json(const mz_run *run, bool timing, int *failed) {
     put(o, "dropped_pairs_fraction", real_or_null(run->dropped_pairs_fraction), failed);
     put(o, "phases_s", phases_json(run, failed), failed);
     put(o, "planner_s", real_or_null(run->planner_s), failed);
+    put(o, "planner_hidden_s", real_or_null(run->planner_hidden_s), failed);
     if (timing)
         put(o, "planner_measured_s", real_or_null(run->planner_measured_s), failed);
     return o;
@@ -175,6 +180,15 @@ static void print_number(double value, FILE *out) {
                 value);
 }
 
+static void print_name(const char *name, FILE *out) {
+    int width = (int)strlen(name);
+    fprintf(out, "%s", name);
+    if (width > NAME_WIDTH)
+        fprintf(out, "\n%*s", NAME_WIDTH, "");
+    else
+        fprintf(out, "%*s", NAME_WIDTH - width, "");
+}
+
 static void print_run(const mz_run *run, FILE *out) {
     const double gib = 1073741824.0;
     const double numbers[NUMBERS] = {
@@ -182,12 +196,7 @@ static void print_run(const mz_run *run, FILE *out) {
         run->tokens_per_s / 1e3,          (double)run->peak_memory_bytes / gib,
         run->rank_imbalance.mean,         run->kept_pairs_fraction * 100,
         run->dropped_pairs_fraction * 100};
-    int width = (int)strlen(run->policy);
-    fprintf(out, "%s", run->policy);
-    if (width > NAME_WIDTH)
-        fprintf(out, "\n%*s", NAME_WIDTH, "");
-    else
-        fprintf(out, "%*s", NAME_WIDTH - width, "");
+    print_name(run->policy, out);
     for (int i = 0; i < NUMBERS; i++)
         print_number(numbers[i], out);
     fprintf(out, "%s\n", run->fits ? "" : " !");
@@ -209,6 +218,28 @@ static int print_group(const mz_result *result, bool lossy, FILE *out) {
     return shown;
 }
 
+/* Imbalance beside its bounds, in a table of its own: the first is as wide as a terminal. */
+static void print_bounds(const mz_result *result, FILE *out) {
+    if (result->runs == 0 || !result->run[0].bounds)
+        return;
+    fprintf(out, "%-*s %19s %19s %19s\n%-*s", NAME_WIDTH, "imbalance, max/mean", "as planned",
+            "its hosts at best", "bound, any hosts", NAME_WIDTH, "");
+    for (int i = 0; i < 3; i++)
+        fprintf(out, " %*s %*s", NUMBER_WIDTH, "mean", NUMBER_WIDTH, "max");
+    fputc('\n', out);
+    for (int i = 0; i < result->runs; i++) {
+        const mz_run *run = &result->run[i];
+        const mz_stat *stats[] = {&run->rank_imbalance, &run->imbalance_bound_hosts,
+                                  &run->imbalance_bound_any};
+        print_name(run->policy, out);
+        for (int k = 0; k < 3; k++) {
+            print_number(stats[k]->mean, out);
+            print_number(stats[k]->max, out);
+        }
+        fputc('\n', out);
+    }
+}
+
 void mz_result_print_table(const mz_result *result, FILE *out) {
     static const char *const head[2][NUMBERS] = {
         {"step -", "in MoE -", "tokens +", "peak -", "imbal. -", "kept +", "dropped -"},
@@ -224,6 +255,7 @@ void mz_result_print_table(const mz_result *result, FILE *out) {
     fprintf(out, "- lower is better, + higher is better; means over %lld step%s\n",
             (long long)(result->runs ? result->run[0].steps : 0),
             result->runs && result->run[0].steps == 1 ? "" : "s");
+    print_bounds(result, out);
     for (int i = 0; i < result->runs; i++) {
         const mz_run *run = &result->run[i];
         if (!run->fits)

@@ -38,6 +38,9 @@ typedef struct mz_run {
     char oom[256];     /* "" or what did not fit: category, bytes, layer, rank, what to shrink */
     char peak_at[256]; /* what made the peak */
     mz_stat rank_imbalance; /* max/mean of computed pairs per layer call, forward; p50 unused */
+    bool bounds;            /* the next two are there */
+    mz_stat imbalance_bound_hosts; /* the same if pairs were spread best over each plan's hosts */
+    mz_stat imbalance_bound_any;   /* a proven lower bound over all placements with its slots */
     /* off-rank bytes summed over ranks, layers and micro-batches, mean per step */
     int64_t dispatch_bytes, combine_bytes, backward_dispatch_bytes, backward_combine_bytes;
     int64_t transfer_bytes; /* weights, gradients, optimizer state moved by the policy */
@@ -49,6 +52,7 @@ typedef struct mz_run {
     double phase_s[MZ_PHASES_MAX];         /* mean per step, worst-rank busy time of each phase */
     int phases;
     double planner_s;          /* charged, mean per step */
+    double planner_hidden_s;   /* of planning beside the step, not in its time */
     double planner_measured_s; /* only printed with --timing */
     /* per step and per rank detail for the HDF5 file; NULL when not kept */
     int64_t steps;

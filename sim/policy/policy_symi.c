@@ -8,7 +8,8 @@
  * slot_capacity * replicas is dropped, slot_capacity = cf * pairs / all slots, with the *current*
  * counts; a cut expert drops from each source in proportion (largest remainder).
  * Moves, once per step and layer: gradients are all-reduced over the ranks that host an expert
- * (ring; replicas of one rank are summed before) under the work of other layers, then each rank
+ * (ring; replicas of one rank are summed before) behind the last micro-batch's products, under the
+ * work of other layers, then each rank
  * reads its shard of every expert's gradient, from itself or from a host; after the optimizer the
  * fresh weights of every slot come from all shards (S*R*W in all). The next placement is free
  * because of that. Static expert parallelism with one copy of each expert has its optimizer at home
@@ -118,7 +119,7 @@ static mz_code gradient_moves(mz_plan *plan, int32_t e, int64_t bytes, mz_err *e
             continue;
         int32_t dst = i + 1 < plan->begin[e + 1] ? plan->rank[i + 1] : first;
         mz_move ring = {MZ_MOVE_GRADIENTS,
-                        MZ_MOVE_REDUCE,
+                        MZ_MOVE_REDUCE_STEP,
                         MZ_HIDE_LAYERS,
                         e,
                         src,
@@ -126,7 +127,7 @@ static mz_code gradient_moves(mz_plan *plan, int32_t e, int64_t bytes, mz_err *e
                         2 * (hosts - 1) * bytes / hosts,
                         0};
         mz_move shard = {MZ_MOVE_GRADIENTS,
-                         MZ_MOVE_REDUCE,
+                         MZ_MOVE_REDUCE_STEP,
                          MZ_HIDE_LAYERS,
                          e,
                          src,

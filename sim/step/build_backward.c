@@ -14,7 +14,7 @@ static void select_stage(mz_step *s, const step_at *at) {
     for (int32_t r = at->first; r < at->end; r++)
         s->span_first[r] = step_emit_other(s, r, PHASE_SCORE, at->layer, s->times[r].score, 1);
     if (s->traits.score_home_bytes > 0 && s->ep > 1) {
-        step_build_rows(s, at, TRAFFIC_SCORES, PHASE_SCORE, NULL);
+        step_build_rows(s, at, TRAFFIC_SCORES, PHASE_SCORE, WHOLE_CALL, NULL);
         step_need_each(s, at->first, at->end, s->joined);
     }
     for (int32_t r = 0; r < s->ep; r++)
@@ -36,38 +36,74 @@ static void back_pack_stage(mz_step *s, const step_at *at) {
     }
 }
 
-static void back_expert_stage(mz_step *s, const step_at *at) {
+static void begin_back_experts(mz_step *s, const step_at *at) {
     const bool shared = s->model->shared_intermediate > 0;
     for (int32_t r = at->first; r < at->end; r++) {
         s->beside[r] = shared ? step_emit_aside(s, r, PHASE_BACKWARD_OTHER, at->layer,
                                                 s->times[r].shared_back, s->launches.ffn_back)
                               : -1;
-        if (s->ep > 1)
-            step_need(s, r, s->joined[r]);
         step_need(s, r, s->before_products[r]);
         step_need(s, r, s->due[r]);
     }
+}
+
+static void back_products(mz_step *s, const step_at *at, int32_t chunk) {
     for (int32_t r = 0; r < s->ep; r++) {
         const step_rank_work *w = &at->work[r];
+        const step_chunk *part =
+            chunk == WHOLE_CALL ? NULL : &at->chunk[(int64_t)r * s->chunks + chunk];
+        const int64_t rows = part ? part->rows : w->back_rows;
         if (s->options.dispatch != MZ_DISPATCH_PAIR)
             step_emit_other(s, at->first + r, PHASE_BACKWARD_PACK, at->layer,
-                            step_row_copies(s, w->back_rows, w->back_rows), 1);
-        step_emit(s, at->first + r, PHASE_BACKWARD_EXPERTS, at->layer, w->back_expert_s,
-                  w->again_rows > 0 ? 7 : 5);
+                            step_row_copies(s, rows, rows), 1);
+        step_emit(s, at->first + r, PHASE_BACKWARD_EXPERTS, at->layer,
+                  part ? part->back_expert_s : w->back_expert_s, w->again_rows > 0 ? 7 : 5);
     }
 }
 
-/* Replica gradients: nothing of this rank, the next layer, or only the optimizer waits for them. */
-static void reduce_moves(mz_step *s, const step_at *at) {
-    if (step_build_moves(s, at, MZ_MOVE_REDUCE, MZ_HIDE_NOTHING, NULL) > 0)
+/* As in forward; what a lossy plan keeps is not cut. */
+static void back_exchange_stage(mz_step *s, const step_at *at) {
+    const bool cut = s->chunks > 1 && !at->call->lossy;
+    const int32_t chunks = cut ? s->chunks : 1;
+    for (int32_t c = 0; c < chunks; c++) {
+        step_build_rows(s, at, TRAFFIC_BACK_DISPATCH, PHASE_BACKWARD_DISPATCH, cut ? c : WHOLE_CALL,
+                        c == 0 ? s->before_dispatch : NULL);
+        step_keep_joined(s, at, s->ep > 1, s->arrived + (int64_t)c * s->ranks);
+    }
+    begin_back_experts(s, at);
+    for (int32_t c = 0; c < chunks; c++) {
+        step_need_each(s, at->first, at->end, s->arrived + (int64_t)c * s->ranks);
+        back_products(s, at, cut ? c : WHOLE_CALL);
+        step_build_rows(s, at, TRAFFIC_BACK_COMBINE, PHASE_BACKWARD_COMBINE, cut ? c : WHOLE_CALL,
+                        NULL);
+    }
+    if (s->ep > 1)
         step_need_each(s, at->first, at->end, s->joined);
-    step_keep_joined(s, at, step_build_moves(s, at, MZ_MOVE_REDUCE, MZ_HIDE_PACK, NULL),
-                     s->before_dispatch);
-    step_keep_joined(s, at, step_build_moves(s, at, MZ_MOVE_REDUCE, MZ_HIDE_DISPATCH, NULL),
-                     s->before_products);
-    if (step_build_moves(s, at, MZ_MOVE_REDUCE, MZ_HIDE_LAYERS, NULL) > 0)
+}
+
+/* Replica gradients: nothing of this rank, the next layer, or only the optimizer waits for them. */
+static void reduce_moves(mz_step *s, const step_at *at, mz_move_phase phase) {
+    if (step_build_moves(s, at, phase, MZ_HIDE_NOTHING, NULL) > 0)
+        step_need_each(s, at->first, at->end, s->joined);
+    for (int hide = MZ_HIDE_PACK; hide <= MZ_HIDE_DISPATCH; hide++)
+        if (step_build_moves(s, at, phase, (mz_move_hide)hide, NULL) > 0)
+            step_keep_joined(s, at, 1,
+                             hide == MZ_HIDE_PACK ? s->before_dispatch : s->before_products);
+    if (step_build_moves(s, at, phase, MZ_HIDE_LAYERS, NULL) > 0)
         for (int32_t r = at->first; r < at->end; r++)
             s->reduced[r] = s->joined[r] >= 0 ? s->joined[r] : s->reduced[r];
+}
+
+/* After the products: the gradients of this micro-batch, and behind the last one those that were
+ * summed over all, as the plan of the first one says. */
+static void reduce_stage(mz_step *s, const step_at *at) {
+    for (int32_t r = at->first; r < at->end; r++)
+        s->before_dispatch[r] = s->before_products[r] = -1;
+    reduce_moves(s, at, MZ_MOVE_REDUCE);
+    if (at->micro_batch + 1 < s->micro_batches)
+        return;
+    const step_at first = step_at_of(s, 0, at->moe, at->group);
+    reduce_moves(s, &first, MZ_MOVE_REDUCE_STEP);
 }
 
 /* Input gradients summed per token; the router's products follow. */
@@ -87,21 +123,16 @@ static void back_unpack_stage(mz_step *s, const step_at *at) {
 }
 
 static void backward_moe(mz_step *s, const step_at *at) {
-    for (int32_t r = at->first; r < at->end; r++) {
-        s->due[r] = s->prefetched[r];
+    step_take_prefetched(s, at);
+    for (int32_t r = at->first; r < at->end; r++)
         s->counted[r] = -1;
-    }
-    step_prefetch(s, at->micro_batch, at->moe - 1, at->group, MZ_MOVE_BACKWARD);
+    step_prefetch(s, at->micro_batch, at->moe - s->prefetch, at->group, MZ_MOVE_BACKWARD);
     if (at->call->lossy)
         select_stage(s, at);
     step_build_early_moves(s, at, MZ_MOVE_BACKWARD, NULL);
     back_pack_stage(s, at);
-    step_build_rows(s, at, TRAFFIC_BACK_DISPATCH, PHASE_BACKWARD_DISPATCH, s->before_dispatch);
-    back_expert_stage(s, at);
-    step_build_rows(s, at, TRAFFIC_BACK_COMBINE, PHASE_BACKWARD_COMBINE, NULL);
-    if (s->ep > 1)
-        step_need_each(s, at->first, at->end, s->joined);
-    reduce_moves(s, at);
+    back_exchange_stage(s, at);
+    reduce_stage(s, at);
     back_unpack_stage(s, at);
 }
 
@@ -141,7 +172,7 @@ static void backward_attention(mz_step *s, int32_t layer) {
 
 void step_build_layer_reduce(mz_step *s, int32_t layer) {
     const double n = s->ranks, copies = s->groups;
-    const step_join join = {STREAM_MOVE, PHASE_GRADIENT_REDUCE, layer, true, NULL, NULL};
+    const step_join join = {STREAM_STATE, PHASE_GRADIENT_REDUCE, layer, true, NULL, NULL};
     if (step_ring(s, 0, 1, s->ranks, (double)s->sizes.dense_layer[layer] * (n - 1) / n, n - 1,
                   join) > 0)
         memcpy(s->scattered, s->joined, sizeof *s->scattered * (size_t)s->ranks);
@@ -183,7 +214,8 @@ static void backward_layer(mz_step *s, int32_t micro_batch, int32_t layer, int32
 void step_build_backward(mz_step *s, int32_t micro_batch) {
     int32_t moe = s->moe - 1;
     for (int32_t g = 0; g < s->groups; g++)
-        step_prefetch(s, micro_batch, moe, g, MZ_MOVE_BACKWARD);
+        for (int32_t m = moe; m > moe - s->prefetch; m--)
+            step_prefetch(s, micro_batch, m, g, MZ_MOVE_BACKWARD);
     if (s->options.zero >= 3)
         step_build_layer_gather(s, s->layers - 1);
     for (int32_t l = s->layers - 1; l >= 0; l--) {

@@ -56,8 +56,8 @@ static void count_stage(mz_step *s, const step_at *at) {
     step_build_counts(s, at, 4 * (all ? experts : (experts + s->ep - 1) / s->ep));
     if (s->ep > 1)
         step_keep_joined(s, at, 1, s->counted);
-    const bool planned = s->options.effects.planner && step_moves_decided(s);
-    const double planner = planned ? s->planner_cost : 0;
+    const bool decided = step_decided(s, at->micro_batch);
+    const double planner = (decided ? s->decide_cost : 0) + s->route_cost;
     const double sync = s->options.effects.launches ? s->cluster->device.sync_s : 0;
     if (!s->options.effects.launches && planner == 0)
         return;
@@ -76,15 +76,18 @@ void step_build_early_moves(mz_step *s, const step_at *at, mz_move_phase phase,
 
 void step_prefetch(mz_step *s, int32_t micro_batch, int32_t moe, int32_t group,
                    mz_move_phase phase) {
-    const int32_t first = group * s->ep;
-    if (moe < 0 || moe >= s->moe) {
-        for (int32_t r = first; r < first + s->ep; r++)
-            s->prefetched[r] = -1;
+    if (moe < 0 || moe >= s->moe)
         return;
+    const step_at at = step_at_of(s, micro_batch, moe, group);
+    step_keep_joined(s, &at, step_build_moves(s, &at, phase, MZ_HIDE_LAYERS, NULL),
+                     s->prefetched[moe % 2]);
+}
+
+void step_take_prefetched(mz_step *s, const step_at *at) {
+    for (int32_t r = at->first; r < at->end; r++) {
+        s->due[r] = s->prefetched[at->moe % 2][r];
+        s->prefetched[at->moe % 2][r] = -1;
     }
-    const step_at next = step_at_of(s, micro_batch, moe, group);
-    step_keep_joined(s, &next, step_build_moves(s, &next, phase, MZ_HIDE_LAYERS, NULL),
-                     s->prefetched);
 }
 
 static void router_stage(mz_step *s, const step_at *at) {
@@ -100,26 +103,46 @@ static void pack_stage(mz_step *s, const step_at *at) {
 }
 
 /* Rows that came once for several experts of this rank are written once per pair. */
-static void expand_stage(mz_step *s, const step_at *at) {
-    for (int32_t r = 0; r < s->ep && s->options.dispatch != MZ_DISPATCH_PAIR; r++)
-        step_emit_other(s, at->first + r, PHASE_PACK, at->layer,
-                        step_row_copies(s, at->work[r].rows, at->work[r].rows), 1);
+static void expand_rows(mz_step *s, const step_at *at, int32_t r, int64_t rows) {
+    if (s->options.dispatch != MZ_DISPATCH_PAIR)
+        step_emit_other(s, at->first + r, PHASE_PACK, at->layer, step_row_copies(s, rows, rows), 1);
 }
 
-static void expert_stage(mz_step *s, const step_at *at, bool exchange) {
+/* What the first products of the call wait for besides the rows; shared experts run before. */
+static void begin_experts(mz_step *s, const step_at *at) {
     const bool shared = s->model->shared_intermediate > 0;
     for (int32_t r = at->first; r < at->end; r++) {
         s->beside[r] = shared ? step_emit_aside(s, r, PHASE_DENSE, at->layer, s->times[r].shared,
                                                 s->launches.ffn)
                               : -1;
-        if (exchange)
-            step_need(s, r, s->joined[r]);
         step_need(s, r, s->before_products[r]);
         step_need(s, r, s->due[r]);
     }
-    expand_stage(s, at);
-    for (int32_t r = 0; r < s->ep; r++)
-        step_emit(s, at->first + r, PHASE_EXPERTS, at->layer, at->work[r].expert_s, 3);
+}
+
+/* Dispatch, products, combine. With chunks all dispatches are issued first, so that the rows of the
+ * next travel while products of this one run, and its results beside the products of the next. */
+static void exchange_stage(mz_step *s, const step_at *at, bool exchange) {
+    const bool cut = s->chunks > 1;
+    for (int32_t c = 0; c < s->chunks && exchange; c++) {
+        step_build_rows(s, at, TRAFFIC_DISPATCH, PHASE_DISPATCH, cut ? c : WHOLE_CALL,
+                        c == 0 ? s->before_dispatch : NULL);
+        step_keep_joined(s, at, 1, s->arrived + (int64_t)c * s->ranks);
+    }
+    begin_experts(s, at);
+    for (int32_t c = 0; c < s->chunks; c++) {
+        if (exchange)
+            step_need_each(s, at->first, at->end, s->arrived + (int64_t)c * s->ranks);
+        for (int32_t r = 0; r < s->ep; r++) {
+            const step_rank_work *w = &at->work[r];
+            const step_chunk *part = cut ? &at->chunk[(int64_t)r * s->chunks + c] : NULL;
+            expand_rows(s, at, r, cut ? part->rows : w->rows);
+            step_emit(s, at->first + r, PHASE_EXPERTS, at->layer,
+                      cut ? part->expert_s : w->expert_s, 3);
+        }
+        if (exchange)
+            step_build_rows(s, at, TRAFFIC_COMBINE, PHASE_COMBINE, cut ? c : WHOLE_CALL, NULL);
+    }
 }
 
 static void unpack_stage(mz_step *s, const step_at *at, bool exchange) {
@@ -144,9 +167,8 @@ void step_build_moe(mz_step *s, const step_at *at, bool again) {
     const bool exchange = s->ep > 1 && (!again || s->options.effects.recompute_exchange);
     no_moves(s, at);
     if (!again && plans_ahead(s)) {
-        for (int32_t r = at->first; r < at->end; r++)
-            s->due[r] = s->prefetched[r];
-        step_prefetch(s, at->micro_batch, at->moe + 1, at->group, MZ_MOVE_FORWARD);
+        step_take_prefetched(s, at);
+        step_prefetch(s, at->micro_batch, at->moe + s->prefetch, at->group, MZ_MOVE_FORWARD);
     }
     router_stage(s, at);
     if (!again) {
@@ -158,11 +180,7 @@ void step_build_moe(mz_step *s, const step_at *at, bool again) {
         step_build_early_moves(s, at, MZ_MOVE_FORWARD, plans_ahead(s) ? NULL : s->counted);
     }
     pack_stage(s, at);
-    if (exchange)
-        step_build_rows(s, at, TRAFFIC_DISPATCH, PHASE_DISPATCH, s->before_dispatch);
-    expert_stage(s, at, exchange);
-    if (exchange)
-        step_build_rows(s, at, TRAFFIC_COMBINE, PHASE_COMBINE, NULL);
+    exchange_stage(s, at, exchange);
     unpack_stage(s, at, exchange);
 }
 
@@ -170,13 +188,14 @@ void step_build_moe(mz_step *s, const step_at *at, bool again) {
  * before the one being computed is done: one layer ahead. */
 void step_build_layer_gather(mz_step *s, int32_t layer) {
     const double n = s->ranks, copies = s->groups;
-    const step_join join = {STREAM_MOVE, PHASE_PARAMETER_GATHER, layer, true, NULL, NULL};
+    const step_join join = {STREAM_STATE, PHASE_PARAMETER_GATHER, layer, true, NULL, NULL};
     for (int32_t r = 0; r < s->ranks; r++)
         s->gathered[r] = -1;
     if (step_ring(s, 0, 1, s->ranks, (double)s->sizes.dense_layer[layer] * (n - 1) / n, n - 1,
                   join) > 0)
         memcpy(s->gathered, s->joined, sizeof *s->gathered * (size_t)s->ranks);
-    for (int32_t r = 0; r < s->ep; r++) {
+    /* Experts that are restored from shards in their own group have no gather besides. */
+    for (int32_t r = 0; r < s->ep && !s->traits.sharded_weights; r++) {
         const double bytes = (double)s->sizes.expert_layer[layer] * (copies - 1) / copies;
         if (step_ring(s, r, s->ep, s->groups, bytes, copies - 1, join) > 0)
             for (int32_t g = 0; g < s->groups; g++)
@@ -207,7 +226,8 @@ void step_build_forward(mz_step *s, int32_t micro_batch) {
     int32_t moe = 0;
     start_micro_batch(s, micro_batch);
     for (int32_t g = 0; plans_ahead(s) && g < s->groups; g++)
-        step_prefetch(s, micro_batch, 0, g, MZ_MOVE_FORWARD);
+        for (int32_t m = 0; m < s->prefetch; m++)
+            step_prefetch(s, micro_batch, m, g, MZ_MOVE_FORWARD);
     if (s->options.zero >= 3)
         step_build_layer_gather(s, s->layers); /* embedding and head */
     next_gather(s, 0);

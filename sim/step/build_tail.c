@@ -57,6 +57,9 @@ void step_build_tail(mz_step *s) {
     if (s->options.zero == 1 || s->options.zero == 2) {
         ring_all(s, (double)z->dense_weights, 1, PHASE_PARAMETER_GATHER);
         ring_copies(s, (double)z->expert_weights, 1, PHASE_PARAMETER_GATHER);
+    } else if (s->options.zero == 3 && s->traits.sharded_weights) {
+        /* Sharded inside each group alone: the copies are brought up to date here. */
+        ring_copies(s, (double)z->expert_weights, 1, PHASE_PARAMETER_GATHER);
     }
     for (int32_t g = 0; g < s->groups; g++)
         step_build_step_moves(s, g);

@@ -108,6 +108,22 @@ void step_span_add(mz_step *s, mz_task first, mz_task last) {
         s->span[s->spans++] = (step_span){first, last};
 }
 
+void step_copy(mz_step *s, int32_t rank, double bytes, step_join join) {
+    const double seconds = mz_cost_memory(&s->cluster->device, 2 * bytes);
+    mz_task task = -1;
+    if (s->code != MZ_OK)
+        return;
+    s->code = mz_graph_task(s->graph, queue_of(s, rank, join.stream, join.phase), seconds,
+                            launch_cost(s, 1), tag_of(join.phase, join.layer), &task, s->err);
+    if (join.after_compute)
+        wait_for(s, task, s->last[rank]);
+    if (join.also)
+        wait_for(s, task, join.also[rank]);
+    if (join.counts && !s->options.effects.fifo)
+        wait_for(s, task, join.counts[rank]);
+    share_device(s, rank, task);
+}
+
 /* ---- exchanges
  * ----------------------------------------------------------------------------------- */
 
@@ -161,8 +177,10 @@ void step_collect(mz_step *s, int32_t src, int32_t dst, double bytes) {
     s->touched[src] = s->touched[dst] = true;
     if (s->options.network == MZ_NETWORK_FLOW)
         add_message(s, src, dst, bytes);
-    if (t->device[src] == t->device[dst])
+    if (t->device[src] == t->device[dst]) {
+        s->copied[src] += bytes;
         return;
+    }
     const int out = t->domain[src] != t->domain[dst];
     s->lane[2 * out][src] += bytes;
     s->lane[2 * out + 1][dst] += bytes;
@@ -195,6 +213,7 @@ static void expand_every(mz_step *s, int32_t first, double *part, bool from_ever
                 device_sum += part[b];
             for (int32_t r = a; r < b; r++) {
                 s->touched[r] = true;
+                s->copied[r] += part[r] * (b - a - 1);
                 s->lane[0 + here][r] += part[r] * (high - low - (b - a));
                 s->lane[2 + here][r] += part[r] * (s->ep - (high - low));
                 s->lane[0 + !here][r] += domain_sum - device_sum;
@@ -245,6 +264,9 @@ int32_t step_run_collected(mz_step *s, int32_t first, int32_t end, double rounds
     expand_all(s, first, end);
     for (int32_t r = first; r < end; r++) {
         s->joined[r] = -1;
+        if (s->copied[r] > 0)
+            step_copy(s, r, s->copied[r], join);
+        s->copied[r] = 0;
         if (s->touched[r]) {
             for (int i = 0; i < 4; i++)
                 s->lane_out[i][x.members] = s->lane[i][r];

@@ -5,6 +5,19 @@
 
 #include <string.h>
 
+/* Room for the plan's instances, and for mains where those stand for free replicas. */
+static mz_code grow_instances(mz_step *s, const mz_plan *plan, mz_err *err) {
+    const int64_t instances = plan->begin[plan->experts];
+    const size_t need = (size_t)(instances > s->mains ? instances : s->mains);
+    size_t cap[3] = {s->instance_cap, s->instance_cap, s->instance_cap};
+    if (!mz_grow((void **)&s->by_rank, &cap[0], need, sizeof *s->by_rank) ||
+        !mz_grow((void **)&s->expert_rows, &cap[1], need, sizeof *s->expert_rows) ||
+        !mz_grow((void **)&s->chunk_rows, &cap[2], need, sizeof *s->chunk_rows) ||
+        !mz_grow((void **)&s->instance_again, &s->instance_cap, need, sizeof *s->instance_again))
+        return mz_fail_nomem(err, "the instances of a plan");
+    return MZ_OK;
+}
+
 /* Instances of each local rank, in expert order: s->by_rank[s->rank_begin[r] .. rank_begin[r+1]).
  */
 static void sort_instances(mz_step *s, const mz_plan *plan) {
@@ -36,6 +49,7 @@ static step_tally *clear_tally(const pair_sum *p, int64_t *matrix) {
     memset(t->packed, 0, size);
     memset(t->send_in, 0, size);
     memset(t->send_out, 0, size);
+    memset(t->copied, 0, size);
     t->off_rows = 0;
     t->matrix = matrix;
     return t;
@@ -50,8 +64,10 @@ static inline void add_rows(const pair_sum *p, step_tally *t, int32_t source, in
     t->off_rows += rows;
     if (t->matrix)
         t->matrix[(int64_t)source * p->s->ep + rank] += rows;
-    if (p->device[source] == p->device[rank])
+    if (p->device[source] == p->device[rank]) {
+        t->copied[source] += rows;
         return;
+    }
     if (p->domain[source] == p->domain[rank]) {
         t->send_in[source] += rows;
         to->recv_in += rows;
@@ -89,7 +105,7 @@ static void add_instance(const pair_sum *p, step_tally *t, step_entries in, int3
                          int32_t rank, step_lanes *to) {
     const int32_t *restrict domain = p->domain, *restrict device = p->device;
     int64_t *restrict packed = t->packed, *restrict send_in = t->send_in;
-    int64_t *restrict send_out = t->send_out;
+    int64_t *restrict send_out = t->send_out, *restrict copied = t->copied;
     const int32_t own_domain = domain[rank], own_device = device[rank];
     const int64_t end = in.begin[instance + 1];
     int64_t own = 0, all = 0, recv_in = 0, recv_out = 0;
@@ -98,11 +114,11 @@ static void add_instance(const pair_sum *p, step_tally *t, step_entries in, int3
         const int64_t rows = in.pairs[k];
         packed[source] += rows;
         all += rows;
-        if (source == rank)
+        if (source == rank) {
             own += rows;
-        if (device[source] == own_device)
-            continue;
-        if (domain[source] == own_domain) {
+        } else if (device[source] == own_device) {
+            copied[source] += rows;
+        } else if (domain[source] == own_domain) {
             send_in[source] += rows;
             recv_in += rows;
         } else {
@@ -117,6 +133,12 @@ static void add_instance(const pair_sum *p, step_tally *t, step_entries in, int3
         t->matrix[(int64_t)in.source[k] * p->s->ep + rank] += in.pairs[k];
 }
 
+static void keep_lanes(const step_tally *t, int32_t source, step_lanes *lanes) {
+    lanes->send_in = t->send_in[source];
+    lanes->send_out = t->send_out[source];
+    lanes->copied = t->copied[source];
+}
+
 static step_entries forward_entries(const mz_plan *plan) {
     return (step_entries){plan->entry_begin, plan->entry_pairs, plan->entry_source};
 }
@@ -128,8 +150,7 @@ static step_entries backward_entries(const mz_plan *plan) {
 static void keep_forward(const pair_sum *p, const step_tally *t) {
     for (int32_t r = 0; r < p->s->ep; r++) {
         p->work[r].packed = t->packed[r];
-        p->work[r].forward.send_in = t->send_in[r];
-        p->work[r].forward.send_out = t->send_out[r];
+        keep_lanes(t, r, &p->work[r].forward);
     }
     p->call->off_rows = t->off_rows;
 }
@@ -183,8 +204,7 @@ static void kept_pairs(const pair_sum *p, const mz_plan *plan) {
     }
     for (int32_t r = 0; r < p->s->ep; r++) {
         p->work[r].back_packed = t->packed[r];
-        p->work[r].backward.send_in = t->send_in[r];
-        p->work[r].backward.send_out = t->send_out[r];
+        keep_lanes(t, r, &p->work[r].backward);
     }
     p->call->back_off_rows = t->off_rows;
 }
@@ -216,8 +236,7 @@ static void again_pairs(const pair_sum *p, const mz_plan *plan) {
     }
     for (int32_t r = 0; r < s->ep; r++) {
         p->work[r].again_packed = t->packed[r];
-        p->work[r].again.send_in = t->send_in[r];
-        p->work[r].again.send_out = t->send_out[r];
+        keep_lanes(t, r, &p->work[r].again);
     }
     p->call->again_off_rows = t->off_rows;
 }
@@ -239,9 +258,10 @@ static mz_code traffic_of_tokens(const pair_sum *p, const mz_load *load, const m
         return mz_fail(err, MZ_EINPUT,
                        "--dispatch rank and node need a trace with pairs; this one has counts only "
                        "(use --dispatch pair)");
+    const step_spread to = {
+        .first = p->first, .backward = backward, .call = p->call, .work = p->work};
     return step_spread_tokens(p->s, load, pairs, plan,
-                              backward ? backward_entries(plan) : forward_entries(plan), p->first,
-                              backward, p->call, p->work, err);
+                              backward ? backward_entries(plan) : forward_entries(plan), &to, err);
 }
 
 static mz_code condense_forward(const pair_sum *p, const mz_load *load, const mz_pairs *pairs,
@@ -320,22 +340,85 @@ static void time_rank(mz_step *s, const mz_plan *plan, const step_call *call, in
     }
 }
 
+/* ---- chunks: traffic and products of every part of the forward rows (the backward of a lossless
+ * call mirrors them)
+ * ------------------------------------------------------------------------------- */
+
+/* One row per pair: every entry is cut. */
+static void chunk_pairs(const pair_sum *p, const mz_plan *plan, step_chunk *chunk, int32_t c) {
+    const int32_t chunks = p->s->chunks;
+    step_tally *t = clear_tally(p, p->s->matrix);
+    for (int32_t i = 0; i < plan->begin[plan->experts]; i++) {
+        const int32_t rank = plan->rank[i];
+        for (int64_t k = plan->entry_begin[i]; k < plan->entry_begin[i + 1]; k++)
+            add_rows(p, t, plan->entry_source[k], rank,
+                     step_part(plan->entry_pairs[k], c, chunks, k),
+                     &chunk[(int64_t)rank * chunks + c].lanes);
+    }
+    for (int32_t r = 0; r < p->s->ep; r++)
+        keep_lanes(t, r, &chunk[(int64_t)r * chunks + c].lanes);
+}
+
+static void time_chunk(mz_step *s, const mz_plan *plan, step_chunk *chunk, int32_t c) {
+    for (int32_t i = 0; i < plan->begin[plan->experts]; i++) {
+        int64_t rows = 0;
+        for (int64_t k = plan->entry_begin[i]; k < plan->entry_begin[i + 1]; k++)
+            rows += step_part(plan->entry_pairs[k], c, s->chunks, k);
+        s->chunk_rows[i] = rows;
+        chunk[(int64_t)plan->rank[i] * s->chunks + c].rows += rows;
+    }
+    for (int32_t r = 0; r < s->ep; r++) {
+        step_chunk *mine = &chunk[(int64_t)r * s->chunks + c];
+        const int32_t groups = product_rows(s, s->chunk_rows, r, mine->rows);
+        mine->expert_s = step_expert_forward(s, s->expert_rows, groups, mine->rows);
+        mine->back_expert_s = step_expert_backward(s, s->expert_rows, groups, mine->rows);
+    }
+}
+
+static mz_code condense_chunks(const pair_sum *p, const mz_load *load, const mz_pairs *pairs,
+                               const mz_plan *plan, const step_at *at, mz_err *err) {
+    mz_step *s = p->s;
+    mz_code code = MZ_OK;
+    if (s->chunks == 1)
+        return MZ_OK;
+    memset(at->chunk, 0, sizeof *at->chunk * (size_t)s->ep * (size_t)s->chunks);
+    p->call->chunk_message = (int64_t)s->messages;
+    for (int32_t c = 0; code == MZ_OK && c < s->chunks; c++) {
+        const step_spread to = {
+            .first = p->first, .call = p->call, .work = p->work, .part = at->chunk, .chunk = c};
+        int64_t begin, count;
+        if (s->options.dispatch == MZ_DISPATCH_PAIR)
+            chunk_pairs(p, plan, at->chunk, c);
+        else
+            code = step_spread_tokens(s, load, pairs, plan, forward_entries(plan), &to, err);
+        time_chunk(s, plan, at->chunk, c);
+        if (code == MZ_OK && s->matrix)
+            code = keep_matrix(s, p->first, false, &begin, &count, err);
+        at->chunk_end[c] = (int64_t)s->messages;
+    }
+    return code;
+}
+
 static int32_t global_rank(int32_t first, int32_t rank) {
     return rank == MZ_EVERY_RANK ? rank : first + rank;
 }
 
-static mz_code keep_moves(mz_step *s, const mz_plan *plan, int32_t first, step_call *call,
-                          mz_err *err) {
+/* The moves that this call makes: what happens once per step stands in the plan of micro-batch 0;
+ * what belongs to a change of placement is made when the change is decided. */
+static mz_code keep_moves(mz_step *s, const mz_plan *plan, const step_at *at, mz_err *err) {
+    step_call *call = at->call;
+    const int32_t first = at->first, micro_batch = at->micro_batch;
     if (!mz_grow((void **)&s->move, &s->move_cap, s->moves + (size_t)plan->moves, sizeof *s->move))
         return mz_fail_nomem(err, "transfers of a layer call");
     call->move = (int64_t)s->moves;
     for (int32_t i = 0; i < plan->moves; i++) {
         const mz_move *m = &plan->move[i];
+        const bool once = m->phase == MZ_MOVE_STEP || m->phase == MZ_MOVE_REDUCE_STEP;
         if (m->hide == MZ_HIDE_FREE || m->src == m->dst || m->bytes <= 0)
             continue;
-        if (m->phase == MZ_MOVE_STEP && !step_moves_decided(s))
+        if ((once && micro_batch > 0) || (m->change && !step_decided(s, micro_batch)))
             continue;
-        call->move_mask |= 1u << (8 * m->phase + m->hide);
+        call->move_mask |= step_move_bit(m->phase, m->hide);
         s->move[s->moves] = *m;
         s->move[s->moves].src = global_rank(first, m->src);
         s->move[s->moves++].dst = global_rank(first, m->dst);
@@ -345,27 +428,33 @@ static mz_code keep_moves(mz_step *s, const mz_plan *plan, int32_t first, step_c
 }
 
 mz_code step_condense(mz_step *s, const mz_load *load, const mz_pairs *pairs, const mz_plan *plan,
-                      int32_t group, step_call *call, step_rank_work *work, mz_err *err) {
-    const int32_t first = group * s->ep;
+                      const step_at *at, mz_err *err) {
     const mz_topology *topology = &s->cluster->topology;
-    const pair_sum p = {s, topology->domain + first, topology->device + first, first, work, call};
-    if (plan->begin[plan->experts] > s->instance_cap)
-        return mz_fail(err, MZ_EINTERNAL, "a plan with %d instances; the step expects at most %d",
-                       plan->begin[plan->experts], s->instance_cap);
-    *call = (step_call){.present = true, .lossy = plan->has_backward};
-    memset(work, 0, sizeof *work * (size_t)s->ep);
+    const pair_sum p = {.s = s,
+                        .domain = topology->domain + at->first,
+                        .device = topology->device + at->first,
+                        .first = at->first,
+                        .work = at->work,
+                        .call = at->call};
+    *at->call = (step_call){.present = true, .lossy = plan->has_backward};
+    memset(at->work, 0, sizeof *at->work * (size_t)s->ep);
+    mz_code code = grow_instances(s, plan, err);
+    if (code != MZ_OK)
+        return code;
     sort_instances(s, plan);
-    mz_code code = condense_forward(&p, load, pairs, plan, err);
+    code = condense_forward(&p, load, pairs, plan, err);
     if (code == MZ_OK)
         code = condense_backward(&p, load, pairs, plan, err);
     if (code == MZ_OK)
-        code = keep_moves(s, plan, p.first, call, err);
+        code = condense_chunks(&p, load, pairs, plan, at, err);
+    if (code == MZ_OK)
+        code = keep_moves(s, plan, at, err);
     if (code != MZ_OK)
         return code;
     for (int32_t e = 0; e < plan->experts && !s->traits.free_replicas; e++)
         for (int32_t i = plan->begin[e] + 1; i < plan->begin[e + 1]; i++)
-            work[plan->rank[i]].hosted++;
+            at->work[plan->rank[i]].hosted++;
     for (int32_t r = 0; r < s->ep; r++)
-        time_rank(s, plan, call, r, &work[r]);
+        time_rank(s, plan, at->call, r, &at->work[r]);
     return MZ_OK;
 }

@@ -37,16 +37,25 @@ typedef enum step_phase {
     PHASES
 } step_phase;
 
-/* Device queues of a rank when order matters (effects.fifo); otherwise one per phase. */
-typedef enum step_stream { STREAM_COMPUTE, STREAM_COMM, STREAM_MOVE, STREAMS } step_stream;
+/* Device queues of a rank when order matters (effects.fifo); otherwise one per phase. ZeRO's
+ * gathers and reductions have one of their own, so that a policy's transfers do not queue behind
+ * them. */
+typedef enum step_stream {
+    STREAM_COMPUTE,
+    STREAM_COMM,
+    STREAM_MOVE,
+    STREAM_STATE,
+    STREAMS
+} step_stream;
 
 /* One fp32 number that travels with a kept pair of a lossy plan besides its rows: the weight w when
  * activations are re-sent, the router's gradient with the backward combine (lrmoe.md section 2). */
 enum { PAIR_NUMBER_BYTES = 4 };
 
-/* Rows that cross the network, by port; rows between ranks of one device are in none of them. */
+/* Rows by the way they take: ports inside and between domains; `copied` are those that this source
+ * sends to other ranks of its own device, copies in its memory. */
 typedef struct step_lanes {
-    int64_t send_in, recv_in, send_out, recv_out;
+    int64_t send_in, recv_in, send_out, recv_out, copied;
 } step_lanes;
 
 /* One rank's part of one layer call. Rows are pairs, or tokens per destination where dispatch sends
@@ -60,6 +69,14 @@ typedef struct step_rank_work {
     int32_t hosted; /* replicas here: instances that are not their expert's first */
 } step_rank_work;
 
+/* One rank's share of one chunk of a call, where the policy overlaps chunks (traits.chunks > 1). A
+ * lossless call's backward has the same chunks; that of a lossy one is not cut. */
+typedef struct step_chunk {
+    int64_t rows;
+    step_lanes lanes;
+    double expert_s, back_expert_s;
+} step_chunk;
+
 /* Traffic between two ranks of one call; kept only for the flow network. */
 typedef struct step_message {
     int32_t src, dst;
@@ -68,11 +85,19 @@ typedef struct step_message {
 
 typedef struct step_call {
     bool present, lossy; /* lossy: backward differs from forward, so scores and selection run */
-    uint32_t move_mask;  /* bit 8 * phase + hide: there are such moves */
+    uint32_t move_mask;  /* step_move_bit of the moves there are */
     int64_t off_rows, back_off_rows, again_off_rows;        /* rows that leave their rank */
     int64_t message, messages, back_message, back_messages; /* ranges of step->message */
-    int64_t move, moves;                                    /* range of step->move */
+    int64_t chunk_message; /* with the flow network: chunk c's are step->message from
+                              chunk_end[c - 1] (the first from here) to chunk_end[c] */
+    int64_t move, moves;   /* range of step->move */
 } step_call;
+
+static inline uint32_t step_move_bit(mz_move_phase phase, mz_move_hide hide) {
+    return UINT32_C(1) << (5 * phase + hide);
+}
+_Static_assert(MZ_HIDE_FREE < 5 && 5 * MZ_MOVE_REDUCE_STEP + MZ_HIDE_FREE < 32,
+               "every phase and hide rule has a bit");
 
 /* Kernel times of one rank and micro-batch that follow from its tokens alone, and their launches.
  */
@@ -131,7 +156,7 @@ typedef struct step_sizes {
 
 /* Rows of one kind of traffic while a call is condensed, by local source. */
 typedef struct step_tally {
-    int64_t *packed, *send_in, *send_out; /* [ep] */
+    int64_t *packed, *send_in, *send_out, *copied; /* [ep] */
     int64_t off_rows;
     int64_t *matrix; /* [ep][ep] or NULL */
 } step_tally;
@@ -166,7 +191,10 @@ struct mz_step {
     int32_t full_layer, window_layer; /* one of each kind; equal when there is but one */
     int64_t sequence, mains;
     mz_cost_effects cost;
-    double planner_cost;
+    double decide_cost, route_cost; /* of planning one call; decide's 0 where it is hidden */
+    double hidden_cost;             /* decide's where it runs beside the step */
+    int32_t chunks;
+    int32_t prefetch; /* layers ahead that hidden transfers are issued: 1 or 2 */
     step_launches launches;
     step_widths width;
     step_sizes sizes;
@@ -182,6 +210,10 @@ struct mz_step {
     size_t call_cap;
     step_rank_work *work; /* [micro_batches][moe][ranks] */
     size_t work_cap;
+    step_chunk *chunk; /* [micro_batches][moe][ranks][chunks] where chunks > 1 */
+    size_t chunk_cap;
+    int64_t *chunk_end; /* [micro_batches][moe][groups][chunks], ends of messages */
+    size_t chunk_end_cap;
     step_message *message;
     size_t messages, message_cap;
     mz_move *move; /* global ranks */
@@ -196,11 +228,12 @@ struct mz_step {
     int32_t *by_rank, *rank_begin; /* instances sorted by rank */
     step_tally tally;
     int64_t *expert_rows; /* rows of a rank's instances */
-    int32_t instance_cap;
+    size_t instance_cap;
     int64_t *matrix, *matrix_again; /* [ep][ep] when a matrix is needed */
     int64_t *source_rows;           /* [ep] forward pairs of one instance by source; zero between */
     int64_t *instance_again;        /* [instances] rows computed again */
     int64_t *capacity;              /* [ep] padded rows of one expert by source */
+    int64_t *chunk_rows;            /* [instances] rows of one chunk */
     int64_t *cell;                  /* [ep * experts + 1] entries by (source, expert) */
     size_t cell_cap;
     int32_t *cell_rank; /* [entries] */
@@ -223,7 +256,9 @@ struct mz_step {
     mz_task *joined;              /* [ranks] tasks of the last exchange */
     mz_task *span_first, *beside; /* [ranks] first task of a span; work beside an exchange */
     mz_task *before_dispatch, *before_products, *before_end; /* [ranks] moves awaited there */
-    mz_task *prefetched, *due;     /* [ranks] moves ahead of time: of the next call, of this one */
+    mz_task *prefetched[2], *due;  /* [ranks] moves ahead of time: of call m in [m % 2]; of this
+                                      call */
+    mz_task *arrived;              /* [chunks][ranks] dispatches of the call's chunks */
     mz_task *counted;              /* [ranks] count exchange of the rows to come, or -1 */
     mz_task *gathered;             /* [ranks] weights of the next layer (ZeRO 3) */
     mz_task *reduced, *scattered;  /* [ranks] last replica and gradient reductions that only the
@@ -232,6 +267,7 @@ struct mz_step {
     int32_t *member;               /* [ranks] members of an exchange being collected */
     int32_t *peers_in, *peers_out; /* [ranks] other devices of the group in and out of the domain */
     double *lane[4];     /* [ranks] bytes by global rank: send/recv inside, send/recv outside */
+    double *copied;      /* [ranks] bytes to other ranks of the same device */
     double *lane_out[4]; /* [ranks] the same, by member */
     bool *touched;       /* [ranks] */
     double *every[2];    /* [ranks] parts sent to, received from every rank of the group */
@@ -242,7 +278,7 @@ struct mz_step {
     size_t marks, mark_cap;
     step_span *span;
     size_t spans, span_cap;
-    double planner_s, sent, received;
+    double planner_s, hidden_s, sent, received;
     int64_t transfer_bytes, traffic_bytes[5]; /* by step_traffic */
 
     /* outcome */
@@ -270,9 +306,31 @@ static inline step_call *step_call_at(const mz_step *s, int32_t micro_batch, int
 static inline step_rank_work *step_work_at(const mz_step *s, int32_t micro_batch, int32_t moe) {
     return s->work + ((int64_t)micro_batch * s->moe + moe) * s->ranks;
 }
-static inline bool step_moves_decided(const mz_step *s) {
-    return s->traits.interval <= 1 || s->ordinal % s->traits.interval == 0;
+static inline step_chunk *step_chunk_at(const mz_step *s, int32_t micro_batch, int32_t moe,
+                                        int32_t rank) {
+    return s->chunk + (((int64_t)micro_batch * s->moe + moe) * s->ranks + rank) * s->chunks;
 }
+/* Did the policy decide for this micro-batch of the step? With an interval its plans last: it is
+ * asked in every interval'th step, for the first micro-batch. */
+static inline bool step_decided(const mz_step *s, int32_t micro_batch) {
+    return s->traits.interval <= 1 || (micro_batch == 0 && s->ordinal % s->traits.interval == 0);
+}
+/* Part `index` of `parts` of n; spread shifts what is left over, so that many small numbers do not
+ * all leave it in the same part. The parts add up to n. */
+static inline int64_t step_part(int64_t n, int32_t index, int32_t parts, int64_t spread) {
+    const int64_t shift = spread % parts;
+    return ((index + 1) * n + shift) / parts - (index * n + shift) / parts;
+}
+
+/* One layer call of one group. */
+typedef struct step_at {
+    int32_t micro_batch, moe, group, layer, first, end;
+    step_call *call;
+    step_rank_work *work; /* [ep] */
+    step_chunk *chunk;    /* [ep][chunks], or NULL */
+    int64_t *chunk_end;   /* [chunks], or NULL */
+} step_at;
+step_at step_at_of(const mz_step *s, int32_t micro_batch, int32_t moe, int32_t group);
 
 /* ---- kernels (kernels.c) -----------------------------------------------------------------------
  */
@@ -300,17 +358,28 @@ step_tensor step_tensor_of(const mz_step *s, const mz_tensor *tensor);
 /* ---- condense (condense.c, spread.c) -----------------------------------------------------------
  */
 
+/* Fills the call, the ranks' work and chunks of `at`. */
 mz_code step_condense(mz_step *s, const mz_load *load, const mz_pairs *pairs, const mz_plan *plan,
-                      int32_t group, step_call *call, step_rank_work *work, mz_err *err);
+                      const step_at *at, mz_err *err);
 /* Traffic when a token crosses once per destination rank or node; fills packed and lanes of `work`
  * and adds rows to `matrix`. entry_* are the plan's forward or backward entries. */
 typedef struct step_entries {
     const int64_t *begin, *pairs;
     const int32_t *source;
 } step_entries;
+/* Where it counts: rows of the whole call, or, with `part`, the lanes of one chunk alone (tokens
+ * are cut, in order, within each source). */
+typedef struct step_spread {
+    int32_t first;
+    bool backward;
+    step_call *call;
+    step_rank_work *work;
+    step_chunk *part; /* [ep][chunks] */
+    int32_t chunk;
+} step_spread;
 mz_code step_spread_tokens(mz_step *s, const mz_load *load, const mz_pairs *pairs,
-                           const mz_plan *plan, step_entries entries, int32_t first, bool backward,
-                           step_call *call, step_rank_work *work, mz_err *err);
+                           const mz_plan *plan, step_entries entries, const step_spread *to,
+                           mz_err *err);
 
 /* ---- builder (builder.c) -----------------------------------------------------------------------
  */
@@ -336,6 +405,9 @@ mz_task step_emit_aside(mz_step *s, int32_t rank, step_phase phase, int32_t laye
                         int launches);
 void step_need(mz_step *s, int32_t rank, mz_task task);
 void step_host_sync(mz_step *s, int32_t rank, mz_task after, double seconds, int32_t layer);
+/* Rows or weights that stay on the rank's device: read and written once in its memory, ahead of the
+ * exchange `join` of the same queue. */
+void step_copy(mz_step *s, int32_t rank, double bytes, step_join join);
 /* Joins all members at once; their tasks are in s->joined[rank] until the next exchange. */
 void step_exchange(mz_step *s, const mz_exchange *exchange, step_join join);
 /* Bytes from src to dst are added to the exchange being collected; with `every` an equal part of
@@ -364,19 +436,13 @@ typedef enum step_traffic {
     TRAFFIC_BACK_COMBINE
 } step_traffic;
 
-/* One layer call being built. */
-typedef struct step_at {
-    int32_t micro_batch, moe, group, layer, first, end;
-    const step_call *call;
-    const step_rank_work *work; /* [ep] */
-} step_at;
-step_at step_at_of(const mz_step *s, int32_t micro_batch, int32_t moe, int32_t group);
-
 /* Bytes of one off-rank row, of one that is computed again. */
 int64_t step_row_bytes(const mz_step *s, const step_call *call, step_traffic traffic);
 int64_t step_again_bytes(const mz_step *s, const step_call *call, step_traffic traffic);
+/* chunk: of the call's chunks, or WHOLE_CALL. */
+enum { WHOLE_CALL = -1 };
 void step_build_rows(mz_step *s, const step_at *at, step_traffic traffic, step_phase phase,
-                     const mz_task *also);
+                     int32_t chunk, const mz_task *also);
 /* Every rank of the group sends `bytes` to every other. */
 void step_build_counts(mz_step *s, const step_at *at, int64_t bytes);
 /* Moves of one phase and hide rule, on the second communication stream, after the ranks' last
@@ -406,9 +472,12 @@ void step_keep_joined(mz_step *s, const step_at *at, int32_t members, mz_task *t
  * s->before_dispatch or s->before_products keep their tasks. */
 void step_build_early_moves(mz_step *s, const step_at *at, mz_move_phase phase,
                             const mz_task *also);
-/* The moves of call `moe` that hide behind other layers, issued now; tasks in s->prefetched. */
+/* The moves of call `moe` that hide behind other layers, issued now; tasks in s->prefetched. No
+ * call: nothing. */
 void step_prefetch(mz_step *s, int32_t micro_batch, int32_t moe, int32_t group,
                    mz_move_phase phase);
+/* Those of this call, issued earlier, into s->due. */
+void step_take_prefetched(mz_step *s, const step_at *at);
 
 /* ---- memory (timeline.c, budget.c) -------------------------------------------------------------
  */

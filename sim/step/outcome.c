@@ -163,6 +163,7 @@ mz_code step_collect_outcome(mz_step *s, const mz_graph_result *result, mz_step_
     o->events = result->events;
     o->moe_s = worst_span(s, result);
     o->planner_s = s->planner_s;
+    o->planner_hidden_s = s->hidden_s;
     o->rank_busy_s = s->busy;
     for (int32_t r = 0; r < s->ranks; r++) {
         double *phase = s->phase + (int64_t)r * PHASES;

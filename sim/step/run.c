@@ -1,5 +1,7 @@
 #include "sim/step/run.h"
 
+#include "sim/step/history.h"
+
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,8 +21,11 @@ typedef struct sim_policy {
     size_t step_cap;
     double *imbalance; /* [calls], grows */
     size_t imbalance_cap;
+    double *bound_hosts, *bound_any; /* the same, where bounds are wanted */
+    size_t hosts_cap, any_cap;
+    mz_balance *balance;
     int64_t calls;
-    double moe_s, planner_s, phase_s[MZ_STEP_PHASES], time_s;
+    double moe_s, planner_s, planner_hidden_s, phase_s[MZ_STEP_PHASES], time_s;
     int64_t tokens, dispatch, combine, backward_dispatch, backward_combine, transfer;
     int64_t pairs, kept, dropped;
     double kept_score, total_score, measured_s;
@@ -43,20 +48,12 @@ struct mz_sim {
     sim_policy *policy;
     int policies;
     int64_t steps;
-    /* History: per step, layer and source the counts summed over micro-batches; the ring holds
-     * `depth` finished steps and the one being read. */
-    int depth;
-    int64_t *ring;      /* [depth + 1][layers][ranks][experts] */
-    int64_t ring_steps; /* finished steps so far */
-    mz_load seen;       /* scratch: what a policy's view shows, one group */
-    uint64_t *scratch;  /* [experts] */
-    int64_t *rows;      /* [ranks] computed pairs of one call */
+    step_history *history;
+    int64_t *rows; /* [ranks] computed pairs of one call */
+    bool bounds;
+    mz_load computed; /* with bounds: totals of the pairs that a group computes */
     mz_arena arena;
 };
-
-static int64_t cells(const mz_sim *sim) {
-    return (int64_t)sim->layers * sim->ranks * sim->experts;
-}
 
 static mz_code alloc_load(mz_arena *arena, int32_t sources, int32_t experts, mz_load *load,
                           mz_err *err) {
@@ -106,23 +103,22 @@ static mz_code init_policy(mz_sim *sim, sim_policy *p, const char *text, mz_err 
 }
 
 static mz_code init_history(mz_sim *sim, mz_err *err) {
+    int64_t steps = 0, calls = 0;
     for (int i = 0; i < sim->policies; i++) {
-        const mz_policy_traits *t = &sim->policy[i].traits;
+        mz_policy_traits *t = &sim->policy[i].traits;
         if (!(t->sees & MZ_SEES_HISTORY))
             continue;
-        int need = (t->lag < 1 ? 1 : t->lag) + (t->window < 1 ? 1 : t->window) - 1;
-        if (need > sim->depth)
-            sim->depth = need;
+        t->lag = t->lag < 1 ? 1 : t->lag;
+        t->window = t->window < 1 ? 1 : t->window;
+        int64_t *most = t->history_calls ? &calls : &steps;
+        const int64_t need = (int64_t)t->lag + t->window - 1;
+        *most = need > *most ? need : *most;
     }
-    sim->scratch = MZ_NEW(&sim->arena, uint64_t, sim->experts);
     sim->rows = MZ_NEW(&sim->arena, int64_t, sim->ranks);
-    if (!sim->scratch || !sim->rows)
+    if (!sim->rows)
         return mz_fail_nomem(err, "scratch rows");
-    mz_code code = alloc_load(&sim->arena, sim->options.ep, sim->experts, &sim->seen, err);
-    if (code != MZ_OK || sim->depth == 0)
-        return code;
-    sim->ring = MZ_NEW(&sim->arena, int64_t, (sim->depth + 1) * cells(sim));
-    return sim->ring ? MZ_OK : mz_fail_nomem(err, "the history of loads");
+    return step_history_create(&sim->arena, sim->layers, sim->ranks, sim->options.ep, sim->experts,
+                               steps, calls, &sim->history, err);
 }
 
 mz_code mz_sim_create(const mz_model *model, const mz_cluster *cluster,
@@ -164,10 +160,25 @@ void mz_sim_free(mz_sim **out) {
         mz_step_free(&p->step);
         free(p->step_s);
         free(p->imbalance);
+        free(p->bound_hosts);
+        free(p->bound_any);
     }
     mz_arena_free(&sim->arena);
     free(sim);
     *out = NULL;
+}
+
+mz_code mz_sim_want_bounds(mz_sim *sim, mz_err *err) {
+    sim->computed = (mz_load){.sources = sim->options.ep, .experts = sim->experts};
+    sim->computed.total = MZ_NEW(&sim->arena, int64_t, sim->experts);
+    mz_code code = sim->computed.total ? MZ_OK : mz_fail_nomem(err, "totals of experts");
+    for (int i = 0; code == MZ_OK && i < sim->policies; i++) {
+        sim_policy *p = &sim->policy[i];
+        code = mz_balance_create(&sim->arena, sim->options.ep, sim->experts,
+                                 p->plan[0]->instance_cap, &p->balance, err);
+    }
+    sim->bounds = code == MZ_OK;
+    return code;
 }
 
 bool mz_sim_wants_weights(const mz_sim *sim) {
@@ -179,60 +190,6 @@ bool mz_sim_wants_weights(const mz_sim *sim) {
 
 bool mz_sim_wants_pairs(const mz_sim *sim) {
     return sim->options.dispatch != MZ_DISPATCH_PAIR || mz_sim_wants_weights(sim);
-}
-
-/* ---- history -----------------------------------------------------------------------------------
- */
-
-static int64_t *ring_slot(const mz_sim *sim, int64_t step, int32_t layer, int32_t first_rank) {
-    int64_t slot = step % (sim->depth + 1);
-    return sim->ring + slot * cells(sim) +
-           ((int64_t)layer * sim->ranks + first_rank) * sim->experts;
-}
-
-/* The step being read: add this call's counts. */
-static void remember(mz_sim *sim, const mz_layer_call *call) {
-    if (!sim->ring)
-        return;
-    int64_t *sum = ring_slot(sim, sim->ring_steps, call->layer, 0);
-    const int64_t n = (int64_t)sim->ranks * sim->experts;
-    if (call->micro_batch == 0)
-        memcpy(sum, call->load->count, sizeof(int64_t) * (size_t)n);
-    else
-        for (int64_t i = 0; i < n; i++)
-            sum[i] += call->load->count[i];
-}
-
-/* What a policy with this lag and window may see: the step `lag` ago, or the mean over `window`
- * steps ending there, each source's row rounded by largest remainder. NULL before there is any. */
-static const mz_load *history_view(mz_sim *sim, const mz_policy_traits *t, int32_t group,
-                                   int32_t layer) {
-    if (!(t->sees & MZ_SEES_HISTORY))
-        return NULL;
-    const int64_t last = sim->ring_steps - (t->lag < 1 ? 1 : t->lag);
-    if (last < 0)
-        return NULL;
-    int64_t steps = t->window < 1 ? 1 : t->window;
-    if (steps > last + 1)
-        steps = last + 1;
-    const int32_t n = sim->options.ep, e_count = sim->experts;
-    const size_t bytes = sizeof(int64_t) * (size_t)n * (size_t)e_count;
-    mz_load *seen = &sim->seen;
-    memcpy(seen->count, ring_slot(sim, last, layer, group * n), bytes);
-    for (int64_t back = 1; back < steps; back++) {
-        const int64_t *older = ring_slot(sim, last - back, layer, group * n);
-        for (int64_t i = 0; i < (int64_t)n * e_count; i++)
-            seen->count[i] += older[i];
-    }
-    for (int32_t s = 0; steps > 1 && s < n; s++) {
-        int64_t *row = seen->count + (int64_t)s * e_count;
-        int64_t sum = 0;
-        for (int32_t e = 0; e < e_count; e++)
-            sum += row[e];
-        mz_largest_remainder((sum + steps / 2) / steps, row, e_count, row, sim->scratch);
-    }
-    mz_load_sum(seen);
-    return seen;
 }
 
 /* ---- one layer call ----------------------------------------------------------------------------
@@ -279,7 +236,32 @@ static void add_rows(mz_sim *sim, const mz_plan *plan, int32_t group) {
         rows[plan->rank[i]] += plan->forward[i];
 }
 
-static mz_code note_imbalance(mz_sim *sim, sim_policy *p, mz_err *err) {
+/* Rows of the busiest rank in the best case, over all groups of one call. */
+typedef struct best_rows {
+    int64_t hosts, any;
+} best_rows;
+
+static mz_code add_bounds(mz_sim *sim, sim_policy *p, const mz_plan *plan, best_rows *best,
+                          mz_err *err) {
+    const bool unlimited = p->traits.free_replicas || p->traits.open_slots;
+    mz_load *load = &sim->computed;
+    load->pairs = 0;
+    for (int32_t e = 0; e < plan->experts; e++) {
+        load->total[e] = 0;
+        for (int32_t i = plan->begin[e]; i < plan->begin[e + 1]; i++)
+            load->total[e] += plan->forward[i];
+        load->pairs += load->total[e];
+    }
+    int64_t hosts = 0;
+    mz_code code = mz_bound_hosts(p->balance, plan, load, &hosts, err);
+    const int64_t any = mz_bound_any(load, plan->ranks, unlimited ? 0 : p->traits.slots);
+    best->hosts = hosts > best->hosts ? hosts : best->hosts;
+    best->any = any > best->any ? any : best->any;
+    return code;
+}
+
+/* max/mean over the ranks of the job. */
+static mz_code note_imbalance(mz_sim *sim, sim_policy *p, best_rows best, mz_err *err) {
     int64_t most = 0, sum = 0;
     for (int32_t r = 0; r < sim->ranks; r++) {
         most = sim->rows[r] > most ? sim->rows[r] : most;
@@ -287,9 +269,18 @@ static mz_code note_imbalance(mz_sim *sim, sim_policy *p, mz_err *err) {
     }
     if (sum == 0)
         return MZ_OK;
-    if (!mz_grow((void **)&p->imbalance, &p->imbalance_cap, (size_t)p->calls + 1, sizeof(double)))
+    const size_t calls = (size_t)p->calls + 1, kept = sim->bounds ? calls : 0;
+    if (!mz_grow((void **)&p->imbalance, &p->imbalance_cap, calls, sizeof(double)) ||
+        !mz_grow((void **)&p->bound_hosts, &p->hosts_cap, kept, sizeof(double)) ||
+        !mz_grow((void **)&p->bound_any, &p->any_cap, kept, sizeof(double)))
         return mz_fail_nomem(err, "imbalance figures");
-    p->imbalance[p->calls++] = (double)most * sim->ranks / (double)sum;
+    const double mean = (double)sum / sim->ranks;
+    p->imbalance[p->calls] = (double)most / mean;
+    if (sim->bounds) {
+        p->bound_hosts[p->calls] = (double)best.hosts / mean;
+        p->bound_any[p->calls] = (double)best.any / mean;
+    }
+    p->calls++;
     return MZ_OK;
 }
 
@@ -303,6 +294,13 @@ static void note_plan(sim_policy *p, const mz_plan *plan) {
     p->total_score += plan->total_score;
 }
 
+static const mz_load *history_of(mz_sim *sim, const sim_policy *p, int32_t group, int32_t layer) {
+    const mz_policy_traits *t = &p->traits;
+    if (!(t->sees & MZ_SEES_HISTORY))
+        return NULL;
+    return step_history_view(sim->history, t->history_calls, t->lag, t->window, group, layer);
+}
+
 /* Everything a policy's decide may see of this call, and nothing else. */
 static mz_code make_view(mz_sim *sim, sim_policy *p, const mz_layer_call *call,
                          const group_call *slice, int64_t step, int32_t group, mz_budget *budget,
@@ -311,7 +309,7 @@ static mz_code make_view(mz_sim *sim, sim_policy *p, const mz_layer_call *call,
                       .micro_batch = call->micro_batch,
                       .layer = call->layer,
                       .current = p->traits.sees & MZ_SEES_CURRENT ? &slice->load : NULL,
-                      .history = history_view(sim, &p->traits, group, call->layer)};
+                      .history = history_of(sim, p, group, call->layer)};
     if (!p->traits.lossy)
         return MZ_OK;
     view->budget = budget;
@@ -319,16 +317,24 @@ static mz_code make_view(mz_sim *sim, sim_policy *p, const mz_layer_call *call,
                           err);
 }
 
+/* Does the policy decide now? With an interval its plan of a layer lasts for so many steps, so it
+ * is asked in the first micro-batch of the first of them. */
+static bool asked(const mz_sim *sim, const sim_policy *p, const mz_layer_call *call) {
+    return p->traits.interval <= 1 ||
+           (call->micro_batch == 0 && sim->steps % p->traits.interval == 0);
+}
+
 static mz_code plan_group(mz_sim *sim, sim_policy *p, const mz_layer_call *call, int64_t step,
-                          int32_t group, group_call *slice, mz_err *err) {
+                          int32_t group, group_call *slice, best_rows *best, mz_err *err) {
     mz_plan *plan = p->plan[p->plans == 1 ? 0 : (int64_t)call->layer * sim->groups + group];
     mz_budget budget = {.backward_rows = -1, .backward_send_rows = -1};
     mz_view view;
-    mz_code code = make_view(sim, p, call, slice, step, group, &budget, &view, err);
-    if (code != MZ_OK)
-        return code;
+    mz_code code = MZ_OK;
+    const bool decides = asked(sim, p, call);
+    if (decides)
+        code = make_view(sim, p, call, slice, step, group, &budget, &view, err);
     const double started = mz_now();
-    if (p->traits.interval <= 1 || sim->steps % p->traits.interval == 0)
+    if (decides && code == MZ_OK)
         code = p->policy->decide(p->state[group], &view, plan, err);
     mz_call now = {.step = step,
                    .micro_batch = call->micro_batch,
@@ -347,28 +353,29 @@ static mz_code plan_group(mz_sim *sim, sim_policy *p, const mz_layer_call *call,
         return code;
     add_rows(sim, plan, group);
     note_plan(p, plan);
-    return MZ_OK;
+    return sim->bounds ? add_bounds(sim, p, plan, best, err) : MZ_OK;
 }
 
 static mz_code plan_call(mz_sim *sim, const mz_layer_call *call, int64_t step, mz_load *sums,
                          mz_err *err) {
     for (int i = 0; i < sim->policies; i++) {
         sim_policy *p = &sim->policy[i];
+        best_rows best = {0, 0};
         memset(sim->rows, 0, sizeof(int64_t) * (size_t)sim->ranks);
         for (int32_t g = 0; g < (sim->options.one_group ? 1 : sim->groups); g++) {
             group_call slice;
             mz_code code = slice_group(sim, call, g, sums, &slice, err);
             if (code == MZ_OK)
-                code = plan_group(sim, p, call, step, g, &slice, err);
+                code = plan_group(sim, p, call, step, g, &slice, &best, err);
             if (code != MZ_OK)
                 return mz_err_prefix(err, "policy %s, step %lld, micro-batch %d, layer %d", p->text,
                                      (long long)step, call->micro_batch, call->layer);
         }
-        mz_code code = note_imbalance(sim, p, err);
+        mz_code code = note_imbalance(sim, p, best, err);
         if (code != MZ_OK)
             return code;
     }
-    remember(sim, call);
+    step_history_add(sim->history, call);
     return MZ_OK;
 }
 
@@ -401,6 +408,7 @@ static mz_code finish_step(mz_sim *sim, sim_policy *p, mz_err *err) {
     p->time_s += o.time_s;
     p->moe_s += o.moe_s;
     p->planner_s += o.planner_s;
+    p->planner_hidden_s += o.planner_hidden_s;
     for (int k = 0; k < MZ_STEP_PHASES; k++)
         p->phase_s[k] += o.phase_s[k];
     p->tokens += o.tokens;
@@ -443,7 +451,7 @@ static mz_code run_step(mz_sim *sim, const mz_load_source *source, const mz_step
             return mz_err_prefix(err, "step %lld", (long long)head->step);
     }
     sim->steps++;
-    sim->ring_steps++;
+    step_history_end_step(sim->history);
     return MZ_OK;
 }
 
@@ -523,6 +531,8 @@ static mz_code put_run(mz_sim *sim, sim_policy *p, mz_run *run, mz_err *err) {
                     .backward_combine_bytes = per_step(p->backward_combine, sim->steps),
                     .transfer_bytes = per_step(p->transfer, sim->steps),
                     .planner_s = p->planner_s / steps,
+                    .planner_hidden_s = p->planner_hidden_s / steps,
+                    .bounds = sim->bounds,
                     .planner_measured_s = p->measured_s / steps,
                     .steps = sim->steps,
                     .step_s = p->step_s,
@@ -541,6 +551,10 @@ static mz_code put_run(mz_sim *sim, sim_policy *p, mz_run *run, mz_err *err) {
     mz_code code = sorted_stat(p->step_s, sim->steps, &run->step_time_s, err);
     if (code == MZ_OK)
         code = sorted_stat(p->imbalance, p->calls, &run->rank_imbalance, err);
+    if (code == MZ_OK && sim->bounds)
+        code = sorted_stat(p->bound_hosts, p->calls, &run->imbalance_bound_hosts, err);
+    if (code == MZ_OK && sim->bounds)
+        code = sorted_stat(p->bound_any, p->calls, &run->imbalance_bound_any, err);
     return code;
 }
 

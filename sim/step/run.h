@@ -14,6 +14,9 @@ mz_code mz_sim_create(const mz_model *model, const mz_cluster *cluster,
                       const mz_step_options *options, char **policies, int count, mz_sim **sim,
                       mz_err *err);
 void mz_sim_free(mz_sim **sim);
+/* Before the run: beside every call's imbalance the least that its plan's own hosts allow, and a
+ * lower bound over all placements with the policy's slots (policy.h). */
+mz_code mz_sim_want_bounds(mz_sim *sim, mz_err *err);
 bool mz_sim_wants_weights(const mz_sim *sim); /* some policy reads gate weights */
 bool mz_sim_wants_pairs(const mz_sim *sim);   /* ... or dispatch needs the pairs */
 mz_code mz_sim_run(mz_sim *sim, const mz_load_source *source, mz_app *app, int64_t steps_expected,

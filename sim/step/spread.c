@@ -74,19 +74,22 @@ static inline int32_t next_rank(const mz_step *s, cursor *u) {
 
 typedef struct spreader {
     mz_step *s;
-    int32_t first;
-    bool backward;
-    step_call *call;
-    step_rank_work *work;
+    step_spread to;
 } spreader;
+
+static step_lanes *lanes_of(const spreader *p, int32_t rank) {
+    if (p->to.part)
+        return &p->to.part[(int64_t)rank * p->s->chunks + p->to.chunk].lanes;
+    return p->to.backward ? &p->to.work[rank].backward : &p->to.work[rank].forward;
+}
 
 /* Rows src -> dst (global ranks) on the ports they use. */
 static void lane_rows(const mz_step *s, int32_t src, int32_t dst, int64_t rows, step_lanes *from,
                       step_lanes *to) {
     const mz_topology *t = &s->cluster->topology;
-    if (t->device[src] == t->device[dst])
-        return;
-    if (t->domain[src] == t->domain[dst]) {
+    if (t->device[src] == t->device[dst]) {
+        from->copied += rows;
+    } else if (t->domain[src] == t->domain[dst]) {
         from->send_in += rows;
         to->recv_in += rows;
     } else {
@@ -96,14 +99,19 @@ static void lane_rows(const mz_step *s, int32_t src, int32_t dst, int64_t rows, 
 }
 
 static void hop(const spreader *p, int32_t from, int32_t to) {
-    step_rank_work *a = &p->work[from], *b = &p->work[to];
     if (from == to)
         return;
-    lane_rows(p->s, p->first + from, p->first + to, 1, p->backward ? &a->backward : &a->forward,
-              p->backward ? &b->backward : &b->forward);
-    *(p->backward ? &p->call->back_off_rows : &p->call->off_rows) += 1;
+    lane_rows(p->s, p->to.first + from, p->to.first + to, 1, lanes_of(p, from), lanes_of(p, to));
+    if (!p->to.part)
+        *(p->to.backward ? &p->to.call->back_off_rows : &p->to.call->off_rows) += 1;
     if (p->s->matrix)
         p->s->matrix[(int64_t)from * p->s->ep + to]++;
+}
+
+/* A row of `source` in its send buffer. */
+static void packed(const spreader *p, int32_t source) {
+    if (!p->to.part)
+        *(p->to.backward ? &p->to.work[source].back_packed : &p->to.work[source].packed) += 1;
 }
 
 /* First rank (local) of the domain of `rank` and how many of the group's ranks are in it. */
@@ -125,46 +133,49 @@ static void reach(const spreader *p, int32_t source, int32_t rank, int64_t mark)
     if (s->stamp[rank] == mark)
         return;
     s->stamp[rank] = mark;
-    const int32_t *domain = s->cluster->topology.domain + p->first;
+    const int32_t *domain = s->cluster->topology.domain + p->to.first;
     if (s->options.dispatch == MZ_DISPATCH_RANK || domain[source] == domain[rank]) {
-        *(p->backward ? &p->work[source].back_packed : &p->work[source].packed) += 1;
+        packed(p, source);
         hop(p, source, rank);
         return;
     }
     int32_t low, count, own_low, own_count;
-    domain_range(s, p->first, rank, &low, &count);
-    domain_range(s, p->first, source, &own_low, &own_count);
+    domain_range(s, p->to.first, rank, &low, &count);
+    domain_range(s, p->to.first, source, &own_low, &own_count);
     const int32_t entry = low + (source - own_low) % count;
     int64_t *node = s->stamp + s->ep;
     if (node[low] != mark) {
         node[low] = mark;
-        *(p->backward ? &p->work[source].back_packed : &p->work[source].packed) += 1;
+        packed(p, source);
         hop(p, source, entry);
     }
     hop(p, entry, rank);
 }
 
 mz_code step_spread_tokens(mz_step *s, const mz_load *load, const mz_pairs *pairs,
-                           const mz_plan *plan, step_entries entries, int32_t first, bool backward,
-                           step_call *call, step_rank_work *work, mz_err *err) {
+                           const mz_plan *plan, step_entries entries, const step_spread *to,
+                           mz_err *err) {
     mz_code code = sort_entries(s, plan, entries, err);
     if (code != MZ_OK)
         return code;
     cursor *at = mz_calloc((size_t)load->experts, sizeof *at);
     if (!at)
         return mz_fail_nomem(err, "the assignment of pairs to ranks");
-    const spreader p = {s, first, backward, call, work};
+    const spreader p = {s, *to};
     int64_t mark = 0;
     memset(s->stamp, 0, sizeof *s->stamp * (size_t)(2 * s->ep));
     for (int32_t source = 0; source < s->ep; source++) {
         open_cursors(s, load, source, at);
         int64_t pair = pairs->pair_begin[source];
-        for (int64_t t = pairs->token_begin[source]; t < pairs->token_begin[source + 1]; t++) {
+        const int64_t first = pairs->token_begin[source], end = pairs->token_begin[source + 1];
+        const int64_t from = to->part ? first + (end - first) * to->chunk / s->chunks : first;
+        const int64_t until = to->part ? first + (end - first) * (to->chunk + 1) / s->chunks : end;
+        for (int64_t t = first; t < until; t++) {
             const int32_t chosen = pairs->top_k > 0 ? pairs->top_k : pairs->token_pairs[t];
             mark++;
             for (int32_t k = 0; k < chosen; k++, pair++) {
                 const int32_t rank = next_rank(s, &at[pairs->expert[pair]]);
-                if (rank >= 0)
+                if (rank >= 0 && t >= from)
                     reach(&p, source, rank, mark);
             }
         }

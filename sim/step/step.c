@@ -116,10 +116,11 @@ static void count_peers(mz_step *s) {
 static bool alloc_builder(mz_step *s) {
     mz_arena *a = &s->arena;
     const int32_t n = s->ranks;
-    mz_task **tasks[] = {&s->last,       &s->joined,          &s->span_first,      &s->beside,
-                         &s->prefetched, &s->before_dispatch, &s->before_products, &s->due,
-                         &s->gathered,   &s->reduced,         &s->scattered,       &s->counted,
-                         &s->device_last};
+    mz_task **tasks[] = {&s->last,          &s->joined,          &s->span_first,
+                         &s->beside,        &s->before_dispatch, &s->before_products,
+                         &s->due,           &s->gathered,        &s->reduced,
+                         &s->scattered,     &s->counted,         &s->device_last,
+                         &s->prefetched[0], &s->prefetched[1]};
     for (size_t i = 0; i < sizeof tasks / sizeof *tasks; i++)
         if (!(*tasks[i] = MZ_NEW(a, mz_task, n)))
             return false;
@@ -129,6 +130,8 @@ static bool alloc_builder(mz_step *s) {
     for (int i = 0; i < 2; i++)
         if (!(s->every[i] = MZ_NEW(a, double, n)))
             return false;
+    s->arrived = MZ_NEW(a, mz_task, (int64_t)n * s->chunks);
+    s->copied = MZ_NEW(a, double, n);
     s->times = MZ_NEW(a, step_token_times, n);
     s->persistent = MZ_NEW(a, double, n);
     s->drawn = MZ_NEW(a, int64_t, n);
@@ -144,9 +147,9 @@ static bool alloc_builder(mz_step *s) {
     s->rank_peak = MZ_NEW(a, int64_t, n);
     s->order_begin = MZ_NEW(a, int64_t, n + 1);
     s->queue = MZ_NEW(a, mz_queue, (int64_t)n * s->queues);
-    return s->times && s->persistent && s->drawn && s->needs && s->all_ranks && s->member &&
-           s->peers_in && s->peers_out && s->touched && s->busy && s->phase && s->moe_span &&
-           s->rank_peak && s->order_begin && s->queue;
+    return s->arrived && s->copied && s->times && s->persistent && s->drawn && s->needs &&
+           s->all_ranks && s->member && s->peers_in && s->peers_out && s->touched && s->busy &&
+           s->phase && s->moe_span && s->rank_peak && s->order_begin && s->queue;
 }
 
 static bool alloc_condense(mz_step *s) {
@@ -154,15 +157,13 @@ static bool alloc_condense(mz_step *s) {
     const int64_t cells = (int64_t)s->ep * s->ep;
     const bool matrix = s->options.network == MZ_NETWORK_FLOW;
     s->moe_layer = MZ_NEW(a, int32_t, s->moe);
-    s->by_rank = MZ_NEW(a, int32_t, s->instance_cap);
     s->rank_begin = MZ_NEW(a, int32_t, s->ep + 1);
-    s->expert_rows = MZ_NEW(a, int64_t, s->instance_cap);
-    s->instance_again = MZ_NEW(a, int64_t, s->instance_cap);
     s->source_rows = MZ_NEW(a, int64_t, s->ep);
     s->capacity = MZ_NEW(a, int64_t, s->ep);
     s->tally.packed = MZ_NEW(a, int64_t, s->ep);
     s->tally.send_in = MZ_NEW(a, int64_t, s->ep);
     s->tally.send_out = MZ_NEW(a, int64_t, s->ep);
+    s->tally.copied = MZ_NEW(a, int64_t, s->ep);
     s->stamp = MZ_NEW(a, int64_t, 2 * (int64_t)s->ep);
     s->caps = MZ_NEW(a, int64_t, s->ep);
     s->saved = MZ_NEW(a, int64_t, s->ranks);
@@ -170,10 +171,9 @@ static bool alloc_condense(mz_step *s) {
         s->matrix = MZ_NEW(a, int64_t, cells);
         s->matrix_again = MZ_NEW(a, int64_t, cells);
     }
-    return s->moe_layer && s->by_rank && s->rank_begin && s->expert_rows && s->instance_again &&
-           s->source_rows && s->capacity && s->tally.packed && s->tally.send_in &&
-           s->tally.send_out && s->stamp && s->caps && s->saved &&
-           (!matrix || (s->matrix && s->matrix_again));
+    return s->moe_layer && s->rank_begin && s->tally.copied && s->source_rows && s->capacity &&
+           s->tally.packed && s->tally.send_in && s->tally.send_out && s->stamp && s->caps &&
+           s->saved && (!matrix || (s->matrix && s->matrix_again));
 }
 
 static void fill_constants(mz_step *s) {
@@ -200,6 +200,29 @@ static mz_code make_graph(mz_step *s, mz_err *err) {
     return code;
 }
 
+/* What planning one call costs, and where: decide before the call or beside the step, a solver in
+ * route at every call. A policy that states its time has it for both. */
+static mz_code planner_costs(mz_step *s, const char *policy, mz_err *err) {
+    const mz_policy_traits *t = &s->traits;
+    const int32_t experts = s->model->experts;
+    double decide = t->planner_seconds, route = t->planner_seconds;
+    char name[64];
+    mz_code code = MZ_OK;
+    if (t->planner_stated && !(isfinite(decide) && decide >= 0))
+        return mz_fail(err, MZ_EINTERNAL, "a planning time of %g s", decide);
+    if (!t->planner_stated)
+        code = mz_cost_planner(s->cluster, policy, s->ep, experts, &decide, err);
+    if (code == MZ_OK && t->route_plans && !t->planner_stated) {
+        snprintf(name, sizeof name, "%s.route", policy);
+        code = mz_cost_planner(s->cluster, name, s->ep, experts, &route, err);
+    }
+    if (code != MZ_OK || !s->options.effects.planner)
+        return code;
+    s->route_cost = t->route_plans ? route : 0;
+    *(t->plan_hidden ? &s->hidden_cost : &s->decide_cost) = decide;
+    return MZ_OK;
+}
+
 mz_code mz_step_create(const mz_model *model, const mz_cluster *cluster,
                        const mz_step_options *options, const char *policy_name,
                        const mz_policy_traits *traits, mz_step **step, mz_err *err) {
@@ -220,16 +243,15 @@ mz_code mz_step_create(const mz_model *model, const mz_cluster *cluster,
     s->sequence = options->sequence_length > 0 ? options->sequence_length : 4096;
     s->cost = (mz_cost_effects){options->effects.tiles, options->effects.tiles};
     s->queues = options->effects.fifo ? (int32_t)STREAMS : (int32_t)PHASES;
-    /* As mz_plan_create sizes plans. */
-    const int32_t filled = s->ep * traits->slots, free_form = 3 * model->experts + 2 * s->ep;
-    s->instance_cap = filled > free_form ? filled : free_form;
+    s->chunks = traits->chunks > 1 ? traits->chunks : 1;
+    s->prefetch = traits->prefetch > 1 ? 2 : 1;
     s->saved_micro_batch = -1;
     if (alloc_builder(s) && alloc_condense(s))
         fill_constants(s);
     else
         code = mz_fail_nomem(err, "a step");
     if (code == MZ_OK && !options->memory_only)
-        code = mz_cost_planner(cluster, policy_name, s->ep, model->experts, &s->planner_cost, err);
+        code = planner_costs(s, policy_name, err);
     if (code == MZ_OK)
         code = step_sizes_of(s, err);
     if (code == MZ_OK && !options->memory_only)
@@ -245,9 +267,11 @@ void mz_step_free(mz_step **step) {
     if (!s)
         return;
     mz_graph_free(&s->graph);
-    void *const arrays[] = {s->tokens, s->score_flops, s->call,      s->work,       s->message,
-                            s->move,   s->cell,        s->cell_rank, s->cell_pairs, s->sending,
-                            s->mark,   s->span,        s->begin,     s->interval,   s->order};
+    void *const arrays[] = {
+        s->tokens,         s->score_flops, s->call,       s->work,    s->message, s->move,
+        s->cell,           s->cell_rank,   s->cell_pairs, s->sending, s->mark,    s->span,
+        s->begin,          s->interval,    s->order,      s->chunk,   s->by_rank, s->expert_rows,
+        s->instance_again, s->chunk_rows,  s->chunk_end};
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++)
         free(arrays[i]);
     mz_arena_free(&s->arena);
@@ -281,7 +305,11 @@ mz_code mz_step_begin(mz_step *s, const mz_step_head *head, mz_err *err) {
     const int64_t rows = (int64_t)head->micro_batches * s->ranks;
     const int64_t calls = (int64_t)head->micro_batches * s->moe * s->groups;
     const int64_t works = rows * s->moe;
-    if (!mz_grow((void **)&s->tokens, &s->tokens_cap, (size_t)rows, sizeof *s->tokens) ||
+    const int64_t parts = s->chunks > 1 ? s->chunks : 0;
+    if (!mz_grow((void **)&s->chunk, &s->chunk_cap, (size_t)(works * parts), sizeof *s->chunk) ||
+        !mz_grow((void **)&s->chunk_end, &s->chunk_end_cap, (size_t)(calls * parts),
+                 sizeof *s->chunk_end) ||
+        !mz_grow((void **)&s->tokens, &s->tokens_cap, (size_t)rows, sizeof *s->tokens) ||
         !mz_grow((void **)&s->score_flops, &s->score_flops_cap, 2 * (size_t)rows,
                  sizeof *s->score_flops) ||
         !mz_grow((void **)&s->call, &s->call_cap, (size_t)calls, sizeof *s->call) ||
@@ -346,11 +374,10 @@ mz_code mz_step_add_call(mz_step *s, int32_t group, int32_t micro_batch, int32_t
         return mz_fail(err, MZ_EINTERNAL, "a plan of %d ranks and %d experts for %d and %d",
                        plan->ranks, plan->experts, s->ep, load->experts);
     start_saving(s, micro_batch);
-    step_call *call = step_call_at(s, micro_batch, layer, group);
-    step_rank_work *work = step_work_at(s, micro_batch, layer) + (int64_t)group * s->ep;
-    code = step_condense(s, load, pairs, plan, group, call, work, err);
+    const step_at at = step_at_of(s, micro_batch, layer, group);
+    code = step_condense(s, load, pairs, plan, &at, err);
     for (int32_t r = 0; code == MZ_OK && r < s->ep; r++)
-        s->saved[group * s->ep + r] += step_saved_of_call(s, call, &work[r]);
+        s->saved[group * s->ep + r] += step_saved_of_call(s, at.call, &at.work[r]);
     return code;
 }
 
@@ -377,12 +404,16 @@ static void clear_builder(mz_step *s, mz_err *err) {
     memset(s->traffic_bytes, 0, sizeof s->traffic_bytes);
     for (int32_t r = 0; r < s->ranks; r++) {
         s->device_last[r] = -1;
-        s->last[r] = s->reduced[r] = s->scattered[r] = s->gathered[r] = s->prefetched[r] = -1;
+        s->last[r] = s->reduced[r] = s->scattered[r] = s->gathered[r] = -1;
+        s->prefetched[0][r] = s->prefetched[1][r] = -1;
         s->needs[r].count = 0;
         s->drawn[r] = 0;
     }
-    const bool planned = s->options.effects.planner && step_moves_decided(s);
-    s->planner_s = planned ? s->planner_cost * s->moe * s->micro_batches : 0;
+    int32_t decided = 0;
+    for (int32_t b = 0; b < s->micro_batches; b++)
+        decided += step_decided(s, b);
+    s->planner_s = s->moe * (decided * s->decide_cost + s->micro_batches * s->route_cost);
+    s->hidden_s = s->moe * decided * s->hidden_cost;
 }
 
 mz_code mz_step_finish(mz_step *s, mz_step_outcome *outcome, mz_err *err) {

@@ -99,6 +99,7 @@ typedef struct mz_step_outcome {
                                        exchange counts from when all have entered; "launch_wait" is
                                        when a rank neither computes nor exchanges */
     double planner_s;               /* charged, critical path */
+    double planner_hidden_s;        /* the same beside the step */
     int64_t tokens;                 /* of the whole job */
     int64_t dispatch_bytes, combine_bytes, backward_dispatch_bytes, backward_combine_bytes;
     int64_t transfer_bytes;             /* off-rank, all ranks and layers */

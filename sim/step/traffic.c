@@ -4,6 +4,8 @@
 #include <string.h>
 
 step_at step_at_of(const mz_step *s, int32_t micro_batch, int32_t moe, int32_t group) {
+    const bool cut = s->chunks > 1;
+    const int64_t ordinal = ((int64_t)micro_batch * s->moe + moe) * s->groups + group;
     return (step_at){.micro_batch = micro_batch,
                      .moe = moe,
                      .group = group,
@@ -11,7 +13,9 @@ step_at step_at_of(const mz_step *s, int32_t micro_batch, int32_t moe, int32_t g
                      .first = group * s->ep,
                      .end = (group + 1) * s->ep,
                      .call = step_call_at(s, micro_batch, moe, group),
-                     .work = step_work_at(s, micro_batch, moe) + (int64_t)group * s->ep};
+                     .work = step_work_at(s, micro_batch, moe) + (int64_t)group * s->ep,
+                     .chunk = cut ? step_chunk_at(s, micro_batch, moe, group * s->ep) : NULL,
+                     .chunk_end = cut ? s->chunk_end + ordinal * s->chunks : NULL};
 }
 
 int64_t step_row_bytes(const mz_step *s, const step_call *call, step_traffic traffic) {
@@ -44,11 +48,18 @@ static bool is_mirrored(step_traffic traffic) {
     return traffic == TRAFFIC_COMBINE || traffic == TRAFFIC_BACK_COMBINE;
 }
 
-/* The call's messages as bytes; mirrored ones sorted again by their new source. */
-static void fill_messages(mz_step *s, const step_at *at, step_traffic traffic, mz_exchange *x) {
+/* The messages of the call or of one chunk as bytes; mirrored ones sorted again by their new
+ * source. */
+static void fill_messages(mz_step *s, const step_at *at, step_traffic traffic, int32_t chunk,
+                          mz_exchange *x) {
     const bool back = is_backward(traffic), mirrored = is_mirrored(traffic);
-    const int64_t count = back ? at->call->back_messages : at->call->messages;
-    const step_message *in = s->message + (back ? at->call->back_message : at->call->message);
+    int64_t begin = back ? at->call->back_message : at->call->message;
+    int64_t count = back ? at->call->back_messages : at->call->messages;
+    if (chunk != WHOLE_CALL) {
+        begin = chunk > 0 ? at->chunk_end[chunk - 1] : at->call->chunk_message;
+        count = at->chunk_end[chunk] - begin;
+    }
+    const step_message *in = s->message + begin;
     const double row = (double)step_row_bytes(s, at->call, traffic);
     const double again = (double)step_again_bytes(s, at->call, traffic);
     if (!mz_grow((void **)&s->sending, &s->sending_cap, (size_t)count, sizeof *s->sending)) {
@@ -70,23 +81,37 @@ static void fill_messages(mz_step *s, const step_at *at, step_traffic traffic, m
     x->messages = count;
 }
 
-void step_build_rows(mz_step *s, const step_at *at, step_traffic traffic, step_phase phase,
-                     const mz_task *also) {
-    if (s->code != MZ_OK || s->ep == 1)
-        return;
+/* Bytes of rank r (of the group) by port, and copied on its device; returns the latter. */
+static double fill_lanes(mz_step *s, const step_at *at, step_traffic traffic, int32_t chunk,
+                         int32_t r) {
+    static const step_lanes none = {0};
     const bool back = is_backward(traffic), mirrored = is_mirrored(traffic);
     const int64_t row = step_row_bytes(s, at->call, traffic);
     const int64_t again = step_again_bytes(s, at->call, traffic);
+    const step_lanes *l = back ? &at->work[r].backward : &at->work[r].forward;
+    const step_lanes *a = &at->work[r].again;
+    if (chunk != WHOLE_CALL) {
+        l = &at->chunk[(int64_t)r * s->chunks + chunk].lanes;
+        a = &none;
+    }
     /* Mirrored: what was sent comes back. */
-    double *send_in = s->lane_out[mirrored], *recv_in = s->lane_out[!mirrored];
-    double *send_out = s->lane_out[2 + mirrored], *recv_out = s->lane_out[2 + !mirrored];
+    s->lane_out[mirrored][r] = (double)(row * l->send_in + again * a->send_in);
+    s->lane_out[!mirrored][r] = (double)(row * l->recv_in + again * a->recv_in);
+    s->lane_out[2 + mirrored][r] = (double)(row * l->send_out + again * a->send_out);
+    s->lane_out[2 + !mirrored][r] = (double)(row * l->recv_out + again * a->recv_out);
+    return (double)(row * l->copied + again * a->copied);
+}
+
+void step_build_rows(mz_step *s, const step_at *at, step_traffic traffic, step_phase phase,
+                     int32_t chunk, const mz_task *also) {
+    if (s->code != MZ_OK || s->ep == 1)
+        return;
+    const bool sized = traffic == TRAFFIC_DISPATCH || traffic == TRAFFIC_BACK_DISPATCH;
+    const step_join join = {STREAM_COMM, phase, at->layer, true, also, sized ? s->counted : NULL};
     for (int32_t r = 0; r < s->ep; r++) {
-        const step_lanes *l = back ? &at->work[r].backward : &at->work[r].forward;
-        const step_lanes *a = &at->work[r].again;
-        send_in[r] = (double)(row * l->send_in + again * a->send_in);
-        recv_in[r] = (double)(row * l->recv_in + again * a->recv_in);
-        send_out[r] = (double)(row * l->send_out + again * a->send_out);
-        recv_out[r] = (double)(row * l->recv_out + again * a->recv_out);
+        const double copied = fill_lanes(s, at, traffic, chunk, r);
+        if (copied > 0)
+            step_copy(s, at->first + r, copied, join);
     }
     mz_exchange x = {.members = s->ep,
                      .rank = s->all_ranks + at->first,
@@ -96,12 +121,14 @@ void step_build_rows(mz_step *s, const step_at *at, step_traffic traffic, step_p
                      .recv_outside = s->lane_out[3],
                      .rounds = 1};
     if (s->options.network == MZ_NETWORK_FLOW)
-        fill_messages(s, at, traffic, &x);
-    const bool sized = traffic == TRAFFIC_DISPATCH || traffic == TRAFFIC_BACK_DISPATCH;
-    step_exchange(
-        s, &x, (step_join){STREAM_COMM, phase, at->layer, true, also, sized ? s->counted : NULL});
-    s->traffic_bytes[traffic] += row * (back ? at->call->back_off_rows : at->call->off_rows) +
-                                 again * at->call->again_off_rows;
+        fill_messages(s, at, traffic, chunk, &x);
+    step_exchange(s, &x, join);
+    if (chunk > 0)
+        return; /* the first chunk counts for all */
+    s->traffic_bytes[traffic] +=
+        step_row_bytes(s, at->call, traffic) *
+            (is_backward(traffic) ? at->call->back_off_rows : at->call->off_rows) +
+        step_again_bytes(s, at->call, traffic) * at->call->again_off_rows;
 }
 
 void step_build_counts(mz_step *s, const step_at *at, int64_t bytes) {
@@ -150,13 +177,14 @@ static void collect_move(mz_step *s, const mz_move *m, int32_t *rounds) {
 
 int32_t step_build_moves(mz_step *s, const step_at *at, mz_move_phase phase, mz_move_hide hide,
                          const mz_task *also) {
-    if (s->code != MZ_OK || !(at->call->move_mask >> (8 * phase + hide) & 1))
+    if (s->code != MZ_OK || !(at->call->move_mask & step_move_bit(phase, hide)))
         return 0;
     int32_t rounds = 1;
     for (int64_t i = at->call->move; i < at->call->move + at->call->moves; i++)
         if (s->move[i].phase == phase && s->move[i].hide == hide)
             collect_move(s, &s->move[i], &rounds);
-    const step_phase tag = phase == MZ_MOVE_REDUCE ? PHASE_REPLICA_REDUCE : PHASE_WEIGHT_MOVE;
+    const bool reduces = phase == MZ_MOVE_REDUCE || phase == MZ_MOVE_REDUCE_STEP;
+    const step_phase tag = reduces ? PHASE_REPLICA_REDUCE : PHASE_WEIGHT_MOVE;
     return step_run_collected(s, at->first, at->end, rounds,
                               (step_join){STREAM_MOVE, tag, at->layer, true, also, NULL});
 }
@@ -164,13 +192,12 @@ int32_t step_build_moves(mz_step *s, const step_at *at, mz_move_phase phase, mz_
 /* Transfers after the optimizer, of all layers together: they are issued at once. */
 void step_build_step_moves(mz_step *s, int32_t group) {
     int32_t rounds = 1;
-    for (int32_t b = 0; b < s->micro_batches; b++)
-        for (int32_t m = 0; m < s->moe; m++) {
-            const step_call *call = step_call_at(s, b, m, group);
-            for (int64_t i = call->move; i < call->move + call->moves; i++)
-                if (s->move[i].phase == MZ_MOVE_STEP)
-                    collect_move(s, &s->move[i], &rounds);
-        }
+    for (int32_t m = 0; m < s->moe; m++) {
+        const step_call *call = step_call_at(s, 0, m, group);
+        for (int64_t i = call->move; i < call->move + call->moves; i++)
+            if (s->move[i].phase == MZ_MOVE_STEP)
+                collect_move(s, &s->move[i], &rounds);
+    }
     step_run_collected(s, group * s->ep, (group + 1) * s->ep, rounds,
                        (step_join){STREAM_MOVE, PHASE_WEIGHT_MOVE, s->layers, true, NULL, NULL});
 }

@@ -94,6 +94,7 @@ static void contract(void **state) {
         {"dropped_pairs_fraction", JSON_REAL},
         {"phases_s", JSON_OBJECT},
         {"planner_s", JSON_REAL},
+        {"planner_hidden_s", JSON_REAL},
     };
     mz_result r = make_result();
     json_t *root = mz_result_json(&r);
@@ -118,6 +119,8 @@ static void contract(void **state) {
     assert_int_equal(json_object_size(memory), MZ_MEM_CATEGORIES);
     assert_int_equal(json_integer_value(json_object_get(run, "dispatch_bytes")), (int64_t)1 << 53);
     assert_null(json_object_get(run, "planner_measured_s"));
+    assert_null(json_object_get(run, "imbalance_bound_hosts"));
+    assert_null(json_object_get(run, "imbalance_bound_any"));
     run = json_array_get(runs, 0);
     assert_true(json_is_null(json_object_get(run, "kept_score_mass")));
     assert_true(json_is_null(json_object_get(run, "score_source")));
@@ -129,8 +132,15 @@ static void contract(void **state) {
     assert_true(json_real_value(json_object_get(imbalance, "mean")) == 1.25);
     json_decref(root);
     r.timing = true;
+    r.run[1].bounds = true;
+    r.run[1].imbalance_bound_hosts = (mz_stat){1.5, NAN, 2, 3};
+    r.run[1].imbalance_bound_any = (mz_stat){1.125, NAN, 1.25, 1.75};
     root = mz_result_json(&r);
     run = json_array_get(json_object_get(root, "runs"), 1);
+    imbalance = json_object_get(run, "imbalance_bound_hosts");
+    assert_true(json_real_value(json_object_get(imbalance, "max")) == 3);
+    imbalance = json_object_get(run, "imbalance_bound_any");
+    assert_true(json_real_value(json_object_get(imbalance, "mean")) == 1.125);
     assert_true(json_real_value(json_object_get(run, "planner_measured_s")) == 7);
     json_decref(root);
     mz_result_free(&r);

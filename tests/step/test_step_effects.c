@@ -27,15 +27,17 @@ static void test_planner(void **state) {
     tiny_free(&t);
 }
 
-/* A policy that decides every 2nd step is charged every 2nd step, and its transfers of a step too.
- */
+/* A policy that decides every 2nd step is charged every 2nd step, and a change of its placement
+ * moves then; what its standing placement moves once per step it moves in every step. */
 static void test_planner_interval(void **state) {
     tiny t;
     make(&t, 2, "m");
     t.options.effects.planner = true;
     t.traits.interval = 2;
     t.plan->move[0] = (mz_move){MZ_MOVE_OPTIMIZER, MZ_MOVE_STEP, MZ_HIDE_NOTHING, 0, 0, 1, 100, 0};
-    t.plan->moves = 1;
+    t.plan->move[1] =
+        (mz_move){.phase = MZ_MOVE_STEP, .src = 1, .dst = 0, .bytes = 3000, .change = true};
+    t.plan->moves = 2;
     mz_step *step;
     mz_step_outcome o[3];
     mz_err err;
@@ -50,8 +52,9 @@ static void test_planner_interval(void **state) {
     assert_close(o[0].planner_s, 7e-6);
     assert_near(o[1].planner_s, 0, 0);
     assert_close(o[2].planner_s, 7e-6);
-    assert_int_equal(o[0].transfer_bytes, 100);
-    assert_int_equal(o[1].transfer_bytes, 0);
+    assert_int_equal(o[0].transfer_bytes, 3100);
+    assert_int_equal(o[1].transfer_bytes, 100);
+    assert_int_equal(o[2].transfer_bytes, 3100);
     mz_step_free(&step);
     tiny_free(&t);
 }

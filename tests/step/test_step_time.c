@@ -680,12 +680,13 @@ static void test_refusals(void **state) {
     tiny_free(&t);
 }
 
-/* Four ranks on two devices, links that cost nothing: a device works for one rank after the other,
- * so the step is both ranks' work; the same with a queue per phase. */
+/* Four ranks on two devices, links and memory that cost nothing: a device works for one rank after
+ * the other, so the step is both ranks' work; the same with a queue per phase. */
 static void test_ranks_of_one_device(void **state) {
     tiny t;
     tiny_make(&t, 4, 4, "m");
     t.cluster.topology.inside_latency_s = 0;
+    t.cluster.device.memory_bytes_per_s = 1e30;
     for (int32_t r = 0; r < 4; r++)
         t.inside[r] = 1e30;
     tiny_load(&t, even);
