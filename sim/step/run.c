@@ -52,6 +52,7 @@ struct mz_sim {
     int64_t *rows; /* [ranks] computed pairs of one call */
     bool bounds;
     mz_load computed; /* with bounds: totals of the pairs that a group computes */
+    int64_t *scratch; /* [experts] */
     mz_arena arena;
 };
 
@@ -171,7 +172,9 @@ void mz_sim_free(mz_sim **out) {
 mz_code mz_sim_want_bounds(mz_sim *sim, mz_err *err) {
     sim->computed = (mz_load){.sources = sim->options.ep, .experts = sim->experts};
     sim->computed.total = MZ_NEW(&sim->arena, int64_t, sim->experts);
-    mz_code code = sim->computed.total ? MZ_OK : mz_fail_nomem(err, "totals of experts");
+    sim->scratch = MZ_NEW(&sim->arena, int64_t, sim->experts);
+    mz_code code =
+        sim->computed.total && sim->scratch ? MZ_OK : mz_fail_nomem(err, "totals of experts");
     for (int i = 0; code == MZ_OK && i < sim->policies; i++) {
         sim_policy *p = &sim->policy[i];
         code = mz_balance_create(&sim->arena, sim->options.ep, sim->experts,
@@ -254,7 +257,8 @@ static mz_code add_bounds(mz_sim *sim, sim_policy *p, const mz_plan *plan, best_
     }
     int64_t hosts = 0;
     mz_code code = mz_bound_hosts(p->balance, plan, load, &hosts, err);
-    const int64_t any = mz_bound_any(load, plan->ranks, unlimited ? 0 : p->traits.slots);
+    const int64_t any =
+        mz_bound_any(load, plan->ranks, unlimited ? 0 : p->traits.slots, sim->scratch);
     best->hosts = hosts > best->hosts ? hosts : best->hosts;
     best->any = any > best->any ? any : best->any;
     return code;

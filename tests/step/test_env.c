@@ -1,7 +1,7 @@
 /* What policies are told about the machine: numbers from the data sheets in the shipped profiles,
  * worked out here. */
 #include "sim/policy/policy.h"
-#include "sim/cluster/cluster.h"
+#include "sim/cost/cost.h"
 #include "sim/model/optimizer.h"
 #include "tests/harness.h"
 
@@ -98,12 +98,45 @@ static void test_shared_ports(void **state) {
     done(&x);
 }
 
+/* Every policy of the table has its planning time in every shipped profile, and those that solve
+ * while they route that of the solver. */
+static void test_planner_entries(void **state) {
+    (void)state;
+    mz_arena arena = {0};
+    char **names;
+    int count;
+    mz_err err;
+    assert_ok(mz_cluster_list(MZ_SOURCE_DIR, &arena, &names, &count, &err), &err);
+    for (int c = 0; c < count; c++) {
+        char spec[128];
+        machine x;
+        snprintf(spec, sizeof spec, "%s:8", names[c]);
+        make(&x, "smartmoe-32e2k", spec, 0, 0);
+        for (int i = 0; mz_policies[i]; i++) {
+            const mz_policy *policy;
+            mz_policy_traits traits;
+            void *options, *self;
+            char route[64];
+            double seconds = -1;
+            assert_ok(mz_policy_parse(mz_policies[i]->name, &x.arena, &policy, &options, &err),
+                      &err);
+            assert_ok(policy->init(&x.env, options, &x.arena, &self, &traits, &err), &err);
+            assert_ok(mz_cost_planner(x.cluster, policy->name, 8, 32, &seconds, &err), &err);
+            assert_true(seconds >= 0);
+            snprintf(route, sizeof route, "%s.route", policy->name);
+            if (traits.route_plans)
+                assert_ok(mz_cost_planner(x.cluster, route, 8, 32, &seconds, &err), &err);
+        }
+        done(&x);
+    }
+    mz_arena_free(&arena);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_nodes),
-        cmocka_unit_test(test_one_domain),
-        cmocka_unit_test(test_one_device),
-        cmocka_unit_test(test_shared_ports),
+        cmocka_unit_test(test_nodes),           cmocka_unit_test(test_one_domain),
+        cmocka_unit_test(test_one_device),      cmocka_unit_test(test_shared_ports),
+        cmocka_unit_test(test_planner_entries),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
