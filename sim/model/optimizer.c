@@ -249,7 +249,8 @@ static int common_copies(write_back write) {
 
 /* How `copies` copies lie in `parts` pieces: the fullest touches `touched` copies, of which `cut`
  * are not wholly its own. With a/b = copies/parts in lowest terms, piece k covers [ka/b, (k+1)a/b);
- * the remainder of ka by b takes every value, and b - 1 makes it touch most. */
+ * the remainder of ka by b takes every value, and b - 1 makes it touch most. With b = 2 one of its
+ * ends lies between copies. */
 typedef struct piece {
     double copies;
     int64_t touched, cut;
@@ -263,7 +264,8 @@ static piece piece_of(int64_t copies, int64_t parts) {
         rest = next;
     }
     const int64_t a = copies / divisor, b = parts / divisor, touched = (a + 2 * b - 2) / b;
-    return (piece){(double)copies / (double)parts, touched, b == 1 ? 0 : smaller(touched, 2)};
+    const int64_t broken_ends = b == 1 ? 0 : b == 2 ? 1 : 2;
+    return (piece){(double)copies / (double)parts, touched, smaller(touched, broken_ends)};
 }
 
 static double fused_bytes(const needs *n, const mz_tensor *t, write_back write, piece p) {
