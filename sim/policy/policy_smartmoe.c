@@ -90,22 +90,24 @@ typedef struct smartmoe_state {
 /* ---- assignment --------------------------------------------------------------------------------
  */
 
-/* Considers `set`, whose load is `load`, and every larger one with experts of `rest`. */
-static void try_sets(subsets *x, uint32_t set, double load, uint32_t rest, int32_t more) {
+/* Considers `set`, whose load is `load`, and every larger one with up to `more` experts of `rest`,
+ * which holds n. `others` experts of those left are not in set. */
+static void try_sets(subsets *x, uint32_t set, double load, int32_t others, uint32_t rest,
+                     int32_t n, int32_t more) {
     if (load >= x->least)
         return;
-    const uint32_t others = x->left & ~set;
-    const int32_t size = __builtin_popcount(others);
-    if (size >= x->fewest && size <= x->most) {
-        const double peak = load > x->former[others] ? load : x->former[others];
+    if (others >= x->fewest && others <= x->most) {
+        const double former = x->former[x->left & ~set];
+        const double peak = load > former ? load : former;
         if (peak < x->least) {
             x->least = peak;
             x->taken = set;
         }
     }
-    for (; more > 0 && rest; rest &= rest - 1) {
+    for (; more > 0 && n > 0 && others - (more < n ? more : n) <= x->most; n--) {
         const int e = __builtin_ctz(rest);
-        try_sets(x, set | 1U << e, load + x->load[e], rest & (rest - 1), more - 1);
+        rest &= rest - 1;
+        try_sets(x, set | 1U << e, load + x->load[e], others - 1, rest, n - 1, more - 1);
     }
 }
 
@@ -128,7 +130,8 @@ static void solve_subsets(subsets *x, int32_t devices, uint16_t *taken) {
             x->taken = 0;
             if (x->left != 0 && size <= k * x->cap && size >= x->n - (devices - k) * x->cap) {
                 const int e = __builtin_ctz(x->left);
-                try_sets(x, 1U << e, x->load[e], x->left & (x->left - 1), x->cap - 1);
+                try_sets(x, 1U << e, x->load[e], size - 1, x->left & (x->left - 1), size - 1,
+                         x->cap - 1);
             }
             x->best[x->left] = x->least;
             x->choice[((uint32_t)(k - 1) << EXACT_EXPERTS) + x->left] = (uint16_t)x->taken;
