@@ -135,6 +135,22 @@ static void spread_deal(mz_expand *x, int32_t m, const int64_t *rest) {
     }
 }
 
+/* Every source alone: evenly over the hosts of its domain, or over all where there are none. */
+static void spread_near(mz_expand *x, const int32_t *host, int32_t m, const int64_t *rest) {
+    for (int32_t s = 0; s < x->ranks; s++) {
+        if (rest[s] == 0)
+            continue;
+        int32_t near = 0;
+        for (int32_t j = 0; j < m; j++)
+            near += x->domain[host[j]] == x->domain[s];
+        const int64_t each = rest[s] / (near > 0 ? near : m);
+        int64_t more = rest[s] % (near > 0 ? near : m);
+        for (int32_t j = 0; j < m; j++)
+            if (near == 0 || x->domain[host[j]] == x->domain[s])
+                x->matrix[(int64_t)j * x->ranks + s] = each + (more-- > 0);
+    }
+}
+
 /* Copies columns e0.. of rows - minus into x->block, one column after the other. */
 static void load_block(mz_expand *x, const int64_t *rows, const int64_t *minus, int32_t e0,
                        int32_t columns) {
@@ -166,7 +182,7 @@ static int64_t emit(const int64_t *rows, int32_t sources, int64_t at, int32_t in
 static void spread_expert(mz_expand *x, const int32_t *host, int32_t m, int64_t *rest,
                           const int64_t *target, mz_spread spread) {
     memset(x->matrix, 0, sizeof(int64_t) * (size_t)m * (size_t)x->ranks);
-    if (spread != MZ_SPREAD_DEAL)
+    if (spread != MZ_SPREAD_DEAL && spread != MZ_SPREAD_NEAR)
         memcpy(x->room, target, sizeof(int64_t) * (size_t)m);
     switch (spread) {
     case MZ_SPREAD_EXACT:
@@ -178,6 +194,9 @@ static void spread_expert(mz_expand *x, const int32_t *host, int32_t m, int64_t 
         break;
     case MZ_SPREAD_ORDER:
         in_order(x, m, rest);
+        break;
+    case MZ_SPREAD_NEAR:
+        spread_near(x, host, m, rest);
         break;
     case MZ_SPREAD_DEAL:
         spread_deal(x, m, rest);

@@ -168,6 +168,12 @@ typedef struct mz_symi_traffic {
 mz_symi_traffic mz_symi_phase_bytes(int32_t experts, int32_t ranks, int32_t slots_per_rank,
                                     double expert_bytes);
 
+/* ---- policy_laer.c
+ * ------------------------------------------------------------------------------------------------
+ * Fully sharded experts: every instance's weights come from all ranks before forward and before
+ * backward, its gradients go back to all ranks, under the work of other layers. */
+mz_code mz_restore_moves(mz_plan *plan, int64_t weight_bytes, mz_err *err);
+
 /* ---- expand.c: from rows per instance to rows per source
  * ----------------------------------------*/
 typedef enum mz_spread {
@@ -180,6 +186,9 @@ typedef enum mz_spread {
     MZ_SPREAD_SHARE,       /* the same without the first stage */
     MZ_SPREAD_ORDER,       /* instance totals equal `target`: the first rows in order of sources to
                               the first instance, the next to the second */
+    MZ_SPREAD_NEAR,        /* each source evenly over the instances of its domain, or over all where
+                              there are none; rows left over to the first of them. `target` is not
+                              used */
     MZ_SPREAD_DEAL         /* round robin over the instances, source after source: totals are even
                               to one row; `target` is not used */
 } mz_spread;
