@@ -4,6 +4,7 @@
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
@@ -30,6 +31,14 @@ static void reap(mz_child *child) {
         describe(child, status);
 }
 
+/* A library that exits ends the child at once: what the parent registered for its end is not for
+ * it.
+ */
+static void leave(int status, void *unused) {
+    (void)unused;
+    _exit(status);
+}
+
 /* Signals that ask the program to stop reach the child too: it must outlive them, because the
  * parent may still want to finish. Handlers of the parent make no sense in it. */
 static void settle(int fd, int keep) {
@@ -50,6 +59,7 @@ static void settle(int fd, int keep) {
     if (high > low + 1)
         close_range((unsigned)low + 1, (unsigned)high - 1, 0);
     close_range((unsigned)(high > low ? high : low) + 1, ~0U, 0);
+    on_exit(leave, NULL);
 }
 
 mz_code mz_child_start(mz_child *child, void (*run)(void *context, int fd), void *context, int keep,

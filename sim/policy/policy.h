@@ -224,12 +224,14 @@ typedef struct mz_policy {
                     mz_policy_traits *traits, mz_err *err);
     mz_code (*decide)(void *state, const mz_view *view, mz_plan *plan, mz_err *err);
     mz_code (*route)(void *state, const mz_call *call, mz_plan *plan, mz_err *err);
+    void (*release)(void *state); /* NULL: all state lies in the arena. Else to be called once, and
+                                     before the arena goes, for every init that succeeded */
 } mz_policy;
 
 extern const mz_policy *const mz_policies[]; /* NULL-terminated; table.c */
 
 /* "lrmoe[keep=0.5]" -> policy and its parsed options (in arena). Unknown names: MZ_EINPUT with the
- * nearest name; a path to a .so is refused until plug-ins exist, in one line that says so. */
+ * nearest name. What has a slash or ends in .so is the path of a plug-in (plugin.h). */
 mz_code mz_policy_parse(const char *text, mz_arena *arena, const mz_policy **policy, void **options,
                         mz_err *err);
 

@@ -1,5 +1,5 @@
 /* The one table of policies. A new policy: its file, one extern line, one entry. */
-#include "sim/policy/policy.h"
+#include "sim/policy/plugin_table.h"
 
 #include <string.h>
 
@@ -52,16 +52,12 @@ mz_code mz_policy_parse(const char *text, mz_arena *arena, const mz_policy **pol
     char *name = mz_arena_strdup(arena, text);
     if (!name)
         return mz_fail_nomem(err, "the name of a policy");
-    size_t length = strlen(name);
-    if (strchr(name, '/') || (length > 3 && strcmp(name + length - 3, ".so") == 0))
-        return mz_fail(err, MZ_EINPUT,
-                       "policy \"%s\": plug-ins are not supported by this version; name a policy "
-                       "of the table",
-                       text);
     char *list = NULL;
     mz_code code = mz_opt_split_name(name, "policy", &list, err);
     if (code != MZ_OK)
         return code;
+    if (mz_plugin_is_path(name))
+        return mz_plugin_parse(name, list, arena, policy, options, err);
     const mz_policy *found = NULL;
     for (int i = 0; mz_policies[i] && !found; i++)
         if (strcmp(mz_policies[i]->name, name) == 0)

@@ -132,6 +132,8 @@ static inline void rig_open(rig *r, const char *text, int32_t ranks, int32_t exp
 }
 
 static inline void rig_close(rig *r) {
+    if (r->state && r->policy->release)
+        r->policy->release(r->state);
     mz_plan_free(&r->plan);
     mz_arena_free(&r->arena);
     free(r->domain);
