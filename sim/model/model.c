@@ -1,5 +1,6 @@
 #include "sim/model/model.h"
 
+#include "common/base/opt.h"
 #include "common/io/catalog.h"
 #include "sim/model/families/family.h"
 
@@ -28,13 +29,19 @@ static mz_code find_family(mz_json *config, const mz_family **family, mz_err *er
             *family = families[i];
             return MZ_OK;
         }
+    const char *names[FAMILIES];
     char text[256] = "";
     size_t used = 0;
-    for (int i = 0; i < FAMILIES && used < sizeof text; i++)
-        used += (size_t)snprintf(text + used, sizeof text - used, "%s%s", i ? ", " : "",
-                                 families[i]->model_type);
-    return mz_fail(err, MZ_EINPUT, "%s: model_type \"%s\" is not supported; supported are %s",
-                   config->where, type, text);
+    for (int i = 0; i < FAMILIES; i++) {
+        names[i] = families[i]->model_type;
+        if (used < sizeof text)
+            used +=
+                (size_t)snprintf(text + used, sizeof text - used, "%s%s", i ? ", " : "", names[i]);
+    }
+    const char *near = mz_nearest(type, names, FAMILIES);
+    return mz_fail(err, MZ_EINPUT, "%s: model_type \"%s\" is not supported%s%s%s; supported are %s",
+                   config->where, type, near ? " (did you mean \"" : "", near ? near : "",
+                   near ? "\"?)" : "", text);
 }
 
 static mz_code read_dtype(mz_json *config, mz_blocks *blocks, mz_err *err) {
@@ -246,7 +253,9 @@ static void name_from_path(const char *path, char *name, size_t size) {
     const char *start = last ? last + 1 : path;
     if (last && strcmp(start, "config.json") == 0) {
         end = last;
-        start = last;
+        while (end > path && end[-1] == '/')
+            end--;
+        start = end;
         while (start > path && start[-1] != '/')
             start--;
     } else {

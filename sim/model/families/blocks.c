@@ -54,14 +54,16 @@ mz_code mz_read_head_dim(mz_json *config, mz_blocks *blocks, mz_err *err) {
 
 mz_code mz_read_first_dense(mz_json *config, mz_blocks *blocks, mz_err *err) {
     mz_model *model = blocks->model;
-    int64_t dense;
+    int64_t dense, size = 0;
     mz_code code =
         mz_json_int_or(config, "first_k_dense_replace", 0, 0, model->layers, &dense, err);
-    if (code == MZ_OK && dense)
-        code = mz_read_size(config, "intermediate_size", &model->dense_intermediate, err);
-    if (code == MZ_OK)
-        for (int32_t l = 0; l < model->layers; l++)
-            blocks->is_moe[l] = l >= dense;
+    if (code)
+        return code;
+    for (int32_t l = 0; l < model->layers; l++)
+        blocks->is_moe[l] = l >= dense;
+    if (dense || mz_json_has(config, "intermediate_size")) /* known, though nothing uses it */
+        code = mz_read_size(config, "intermediate_size", &size, err);
+    model->dense_intermediate = dense ? size : 0;
     return code;
 }
 
