@@ -17,6 +17,8 @@ static const mz_command commands[] = {
     {"trace", "look at, compare, check, make, import, export and cut routing traces", mz_cmd_trace},
     {"sim", "compare policies on a recorded trace by simulation", mz_cmd_sim},
     {"model", "show a model's parameters, tensors and optimizer state", mz_cmd_model},
+    {"memory", "say what a rank holds in a step, and the largest micro-batch that fits",
+     mz_cmd_memory},
 };
 
 enum { COMMANDS = sizeof commands / sizeof commands[0] };

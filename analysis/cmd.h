@@ -8,5 +8,7 @@
 mz_code mz_cmd_sim(mz_app *app, int argc, char **argv, mz_err *err);
 /* mizan model: parameters, tensors, optimizer state of a model. */
 mz_code mz_cmd_model(mz_app *app, int argc, char **argv, mz_err *err);
+/* mizan memory: resident and peak memory of a rank, the largest micro-batch that fits. */
+mz_code mz_cmd_memory(mz_app *app, int argc, char **argv, mz_err *err);
 
 #endif

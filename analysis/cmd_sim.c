@@ -1,5 +1,6 @@
 /* mizan sim: policies compared on a recorded trace. */
 #include "analysis/cmd.h"
+#include "analysis/match.h"
 #include "common/base/arena.h"
 #include "common/base/opt.h"
 #include "common/io/input.h"
@@ -240,38 +241,13 @@ static mz_code step_options(sim_job *job, mz_err *err) {
     return code == MZ_OK ? set_effects(a->effects, &o->effects, err) : code;
 }
 
-/* A trace and a model that disagree are an error that says what to pass, never a silent remap. */
-static mz_code match_model(const sim_job *job, mz_err *err) {
-    const mz_trace_facts *t = mz_trace_facts_of(job->trace);
-    const mz_model *m = job->model;
-    const char *file = job->args.trace;
-    if (t->experts != m->experts)
-        return mz_fail(
-            err, MZ_EINPUT,
-            "%s has %d experts per layer, model %s has %d: pass --model with a config that "
-            "fits the trace (recorded model: %s)",
-            file, t->experts, m->name, m->experts, t->name);
-    if (t->layers != m->moe_layers)
-        return mz_fail(
-            err, MZ_EINPUT,
-            "%s has %d MoE layers, model %s has %d: pass --model with a config that fits, "
-            "or cut the trace with mizan trace cut --layers",
-            file, t->layers, m->name, m->moe_layers);
-    if (t->top_k > 0 && m->top_k > 0 && t->top_k != m->top_k)
-        return mz_fail(err, MZ_EINPUT,
-                       "%s has top-%d routing, model %s top-%d: pass --model that fits", file,
-                       t->top_k, m->name, m->top_k);
-    if (t->hidden > 0 && t->hidden != m->hidden)
-        return mz_fail(err, MZ_EINPUT,
-                       "%s was recorded at hidden size %lld, model %s has %lld: pass "
-                       "--model that fits",
-                       file, (long long)t->hidden, m->name, (long long)m->hidden);
-    if (job->options.dispatch != MZ_DISPATCH_PAIR && t->kind == MZ_TRACE_COUNTS)
-        return mz_fail(
-            err, MZ_EINPUT,
-            "--dispatch %s needs a trace of pairs, %s holds counts: pass --dispatch pair",
-            job->options.dispatch == MZ_DISPATCH_RANK ? "rank" : "node", file);
-    return MZ_OK;
+static mz_code check_dispatch(const sim_job *job, mz_err *err) {
+    if (job->options.dispatch == MZ_DISPATCH_PAIR ||
+        mz_trace_facts_of(job->trace)->kind != MZ_TRACE_COUNTS)
+        return MZ_OK;
+    return mz_fail(err, MZ_EINPUT,
+                   "--dispatch %s needs a trace of pairs, %s holds counts: pass --dispatch pair",
+                   job->options.dispatch == MZ_DISPATCH_RANK ? "rank" : "node", job->args.trace);
 }
 
 static mz_code load_cluster(sim_job *job, mz_app *app, mz_err *err) {
@@ -308,7 +284,9 @@ static mz_code load_inputs(sim_job *job, mz_app *app, mz_err *err) {
     if (code == MZ_OK)
         code = step_options(job, err);
     if (code == MZ_OK)
-        code = match_model(job, err);
+        code = mz_match_model(job->trace, a->trace, job->model, err);
+    if (code == MZ_OK)
+        code = check_dispatch(job, err);
     return code;
 }
 

@@ -488,6 +488,10 @@ mz_code mz_sim_run(mz_sim *sim, const mz_load_source *source, mz_app *app, int64
 /* ---- results -----------------------------------------------------------------------------------
  */
 
+const mz_step *mz_sim_step(const mz_sim *sim, int policy) {
+    return sim->policy[policy].step;
+}
+
 static void put_phases(const sim_policy *p, double steps, mz_run *run) {
     run->phases = 0;
     for (int k = 0; k < MZ_STEP_PHASES && mz_step_phase_name(k); k++) {

@@ -21,6 +21,8 @@ bool mz_sim_wants_weights(const mz_sim *sim); /* some policy reads gate weights 
 bool mz_sim_wants_pairs(const mz_sim *sim);   /* ... or dispatch needs the pairs */
 mz_code mz_sim_run(mz_sim *sim, const mz_load_source *source, mz_app *app, int64_t steps_expected,
                    mz_err *err);
+/* The step builder of policy i; lives as long as the sim. */
+const mz_step *mz_sim_step(const mz_sim *sim, int policy);
 /* Fills one record per policy, in the order given; arrays live as long as the sim. */
 mz_code mz_sim_results(mz_sim *sim, mz_run *runs, mz_err *err);
 
