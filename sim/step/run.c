@@ -12,8 +12,9 @@ typedef struct sim_policy {
     char *text;
     const mz_policy *policy;
     mz_policy_traits traits;
-    void **state;   /* [groups] */
-    mz_plan **plan; /* one, or [layers * groups] where hosts must outlive a step (interval > 1) */
+    void **state;    /* [groups] */
+    int32_t started; /* of these */
+    mz_plan **plan;  /* one, or [layers * groups] where hosts must outlive a step (interval > 1) */
     int64_t plans;
     mz_step *step;
     /* sums over the run */
@@ -88,6 +89,7 @@ static mz_code init_policy(mz_sim *sim, sim_policy *p, const char *text, mz_err 
         code = mz_policy_env_of(&job, g, &sim->arena, &env, err);
         if (code == MZ_OK)
             code = p->policy->init(&env, options, &sim->arena, &p->state[g], &p->traits, err);
+        p->started += code == MZ_OK;
     }
     if (code != MZ_OK)
         return mz_err_prefix(err, "policy %s", text);
@@ -156,6 +158,8 @@ void mz_sim_free(mz_sim **out) {
         return;
     for (int i = 0; sim->policy && i < sim->policies; i++) {
         sim_policy *p = &sim->policy[i];
+        for (int32_t g = 0; p->policy && p->policy->release && g < p->started; g++)
+            p->policy->release(p->state[g]);
         for (int64_t k = 0; p->plan && k < p->plans; k++)
             mz_plan_free(&p->plan[k]);
         mz_step_free(&p->step);

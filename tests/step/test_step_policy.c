@@ -130,7 +130,9 @@ static void test_lrmoe_keeps_half(void **state) {
 }
 
 /* Every policy, expert groups of 16 and 8, both networks: conservation is checked inside (plans,
- * memory back to its level), times are positive and no policy beats the free perfect balance. */
+ * memory back to its level), times are positive and no policy beats the free perfect balance - but
+ * where ZeRO 3 gathers experts from the other groups' ranks, one that holds them sharded inside its
+ * group may. */
 static void test_all_policies(void **state) {
     enum { MOST = 32 };
     char text[MOST][64];
@@ -159,8 +161,10 @@ static void test_all_policies(void **state) {
             fixed = strcmp(policies[i], "static") == 0 ? run[i].step_time_s.mean : fixed;
         }
         for (int i = 0; i < n; i++)
-            if (!run[i].lossy)
-                assert_true(run[i].step_time_s.mean >= 0.999 * ideal);
+            if (!run[i].lossy && (options.zero < 3 || strcmp(policies[i], "laer") != 0) &&
+                !(run[i].step_time_s.mean >= 0.999 * ideal))
+                fail_msg("variant %d: %s takes %g s, the free perfect balance %g s", variant,
+                         policies[i], run[i].step_time_s.mean, ideal);
         assert_true(ideal < fixed);
         teardown(&f);
     }
