@@ -375,7 +375,7 @@ static void parsing(void **unused) {
     parse_fails("static[x=1]", "policy static");
     parse_fails("lrmoe[keep=0.5", "lrmoe[keep=0.5");
     parse_fails("lrmoe]", "']'");
-    parse_fails("./mine.so", "plug-ins");
+    parse_fails("./mine.so", "plug-in ./mine.so");
     mz_arena arena = {0};
     const mz_policy *policy;
     void *options;
