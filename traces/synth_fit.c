@@ -5,9 +5,10 @@
  *    expectation maximisation) on some of these tokens, begun from tokens drawn at random; odds of
  * a class are its counts plus SMOOTH tokens of the layer's own.
  * 3. Every sampled sequence gives a mix of classes; how often classes return gives stay and recall.
- * 4. Sequences are drawn from the model, and every layer's parameters are moved until popularity,
- *    reuse at lags 1, 4 and 64, correlation of halves, mutual information and best partners agree
- *    with the trace's. */
+ * 4. The course over the steps: synth_course.c.
+ * 5. Sequences are drawn from the model, and every layer's parameters are moved until popularity,
+ *    its course, reuse at lags 1, 4 and 64, correlation of halves, mutual information and best
+ *    partners agree with the trace's. */
 #include "common/base/arena.h"
 #include "common/base/rng.h"
 #include "traces/stats_private.h"
@@ -122,6 +123,7 @@ static mz_code read_sample(fit *f, mz_err *err) {
     mz_trace_sequences(f->trace, &all);
     for (int64_t i = 0; i < f->profiles; i++) {
         f->model->length[i] = all[f->sequence[i]].tokens;
+        f->model->domain[i] = all[f->sequence[i]].domain;
         longest = f->model->length[i] > longest ? f->model->length[i] : longest;
     }
     uint16_t *expert = MZ_NEW(&f->arena, uint16_t, longest * k);
@@ -302,20 +304,62 @@ static void make_profiles(fit *f) {
 
 /* ---- tuning ---------------------------------------------------------------------------------- */
 
+enum { MOVED = 5 };
+
 typedef struct tune {
     mz_stats_sequence *sequence;
     mz_stats_token *token;
     int64_t sequences; /* drawn for every layer */
     double *count;     /* [2][E] of the layer at hand */
+    double *moved;     /* [E][MOVED] sums over sequences, of how their shares follow the course */
+    int64_t *own;      /* [E] of a sequence */
     uint16_t *expert;  /* of a sequence */
     uint16_t *first;   /* of all tokens drawn, in the layer before */
     double *metric;
 } tune;
 
+/* Sequence i of the tuning is of a step like any other; neighbours are of steps far apart. */
+static void tune_at(const fit *f, mz_model_draw *draw, int64_t i) {
+    mz_model_draw_at(draw, i * 7919 % f->model->steps);
+}
+
+/* One sequence's shares beside those that the course has at its step. */
+static void add_moved(const fit *f, const tune *u, int64_t i, int32_t layer, int64_t pairs) {
+    const mz_synth_model *m = f->model;
+    int64_t experts = f->facts->experts, point = i * 7919 % m->steps * m->points / m->steps;
+    const float *path = m->path + (point * m->facts.layers + layer) * experts;
+    for (int64_t e = 0; e < experts; e++) {
+        double n = (double)pairs, d = (double)u->own[e], w = (double)path[e];
+        double *sum = u->moved + e * MOVED;
+        sum[0] += n;
+        sum[1] += d;
+        sum[2] += n * w;
+        sum[3] += d * w;
+        sum[4] += n * w * w;
+    }
+}
+
+/* Slope of the sequences' shares over the course's: 1 when the model follows it. */
+static double slope(const tune *u, int64_t experts) {
+    double both = 0, own = 0;
+    for (int64_t e = 0; e < experts; e++) {
+        const double *sum = u->moved + e * MOVED;
+        double mean = sum[2] / sum[0];
+        if (!(mean > 0))
+            continue;
+        both += (sum[3] - sum[1] * mean) / mean;
+        own += (sum[4] - sum[2] * mean) / mean;
+    }
+    return own > 0 ? both / own : (double)NAN;
+}
+
 static void draw_layer(const fit *f, const tune *u, mz_model_draw *draw, int32_t layer) {
     int64_t experts = f->facts->experts, k = f->facts->top_k, done = 0;
     memset(u->count, 0, (size_t)(2 * experts) * sizeof *u->count);
+    memset(u->moved, 0, (size_t)(MOVED * experts) * sizeof *u->moved);
     for (int64_t i = 0; i < u->sequences; i++) {
+        tune_at(f, draw, i);
+        memset(u->own, 0, (size_t)experts * sizeof *u->own);
         int64_t n = f->model->length[mz_model_profile(draw, i)];
         uint16_t *first = u->first + done;
         done += n;
@@ -328,9 +372,13 @@ static void draw_layer(const fit *f, const tune *u, mz_model_draw *draw, int32_t
             const uint16_t *expert = u->expert + t * k;
             mz_stats_sequence_token(u->sequence, expert, k);
             mz_stats_token_add(u->token, layer, expert, NULL, k, layer ? u->expert[n * k + t] : -1);
-            for (int64_t j = 0; j < k; j++)
+            for (int64_t j = 0; j < k; j++) {
                 u->count[(j > 0) * experts + expert[j]]++;
+                u->own[expert[j]]++;
+            }
         }
+        if (f->model->points)
+            add_moved(f, u, i, layer, n * k);
     }
 }
 
@@ -376,13 +424,15 @@ static mz_code tune_layer(fit *f, tune *u, mz_model_draw *draw, int32_t layer, c
     move(&m->wander[layer], u->metric[MZ_HALF_SAME] - wanted[MZ_HALF_SAME], 0, 1);
     move(&m->link_power[layer], 0.8 * (wanted[MZ_MI_BITS] - u->metric[MZ_MI_BITS]), 0, 3);
     move(&m->team_power[layer], 3 * (wanted[MZ_TEAM_PARTNER] - u->metric[MZ_TEAM_PARTNER]), 0, 3);
+    move(&m->bend[layer], 0.5 * (1 - slope(u, m->facts.experts)), 0, 4);
     mz_note(&f->app->log,
             "layer %d: reuse %+.3f %+.3f %+.3f halves %+.2f bits %+.2f partner %+.2f; taste %.2f "
-            "wander %.2f local %.2f keep %.2f link %.2f team %.2f",
+            "wander %.2f local %.2f keep %.2f link %.2f team %.2f bend %.2f",
             layer, gap1, gap4, gap, wanted[MZ_HALF_SAME] - u->metric[MZ_HALF_SAME],
             wanted[MZ_MI_BITS] - u->metric[MZ_MI_BITS],
             wanted[MZ_TEAM_PARTNER] - u->metric[MZ_TEAM_PARTNER], m->taste[layer], m->wander[layer],
-            m->local[layer], m->keep[layer], m->link_power[layer], m->team_power[layer]);
+            m->local[layer], m->keep[layer], m->link_power[layer], m->team_power[layer],
+            m->bend[layer]);
     return code;
 }
 
@@ -395,14 +445,18 @@ static mz_code tune_model(fit *f, uint64_t seed, const mz_trace_stats *stats, mz
         return code;
     for (int32_t i = 0; i < f->profiles; i++)
         longest = f->model->length[i] > longest ? f->model->length[i] : longest;
-    for (; tokens < TUNE_TOKENS; u.sequences++)
+    for (; tokens < TUNE_TOKENS; u.sequences++) {
+        tune_at(f, lengths, u.sequences);
         tokens += f->model->length[mz_model_profile(lengths, u.sequences)];
+    }
     mz_model_draw_close(&lengths);
     u.count = MZ_NEW(&f->arena, double, 2 * (int64_t)f->facts->experts);
+    u.moved = MZ_NEW(&f->arena, double, MOVED *(int64_t)f->facts->experts);
+    u.own = MZ_NEW(&f->arena, int64_t, f->facts->experts);
     u.expert = MZ_NEW(&f->arena, uint16_t, longest * (k + 1));
     u.first = MZ_NEW(&f->arena, uint16_t, tokens);
     u.metric = MZ_NEW(&f->arena, double, MZ_STATS_METRICS);
-    if (!u.count || !u.expert || !u.first || !u.metric)
+    if (!u.count || !u.moved || !u.own || !u.expert || !u.first || !u.metric)
         return mz_fail_nomem(err, "the statistics of a model");
     mz_progress progress = mz_progress_start(&f->app->log, "tuning", "rounds", TUNE_ROUNDS);
     for (int round = 0; round < TUNE_ROUNDS && !code; round++) {
@@ -427,9 +481,68 @@ static mz_code tune_model(fit *f, uint64_t seed, const mz_trace_stats *stats, mz
     return code;
 }
 
+/* ---- steps and ranks ------------------------------------------------------------------------- */
+
+/* How many steps, micro-batches and tokens there are, and how the ranks share the tokens. Numbers
+ * of steps mean nothing where none were recorded. */
+static mz_code measure_steps(fit *f, mz_err *err) {
+    const mz_trace_call *call;
+    mz_synth_model *m = f->model;
+    int64_t count = mz_trace_calls(f->trace, &call), batches = 0, steps = 0;
+    int32_t ranks = f->facts->ranks;
+    m->rank_share = mz_calloc((size_t)ranks, sizeof *m->rank_share);
+    if (!m->rank_share)
+        return mz_fail_nomem(err, "the ranks of a trace");
+    for (int64_t i = 0; i < count; i++) {
+        bool step = i == 0 || call[i].step != call[i - 1].step;
+        steps += step;
+        batches += step || call[i].micro_batch != call[i - 1].micro_batch;
+        if (call[i].layer > 0)
+            continue;
+        m->tokens += call[i].tokens;
+        m->rank_share[call[i].rank] += (double)call[i].tokens;
+    }
+    for (int32_t r = 0; r < ranks; r++)
+        m->rank_share[r] *= m->tokens > 0 ? ranks / (double)m->tokens : 0;
+    bool recorded = f->facts->step_meaning != MZ_STEP_NONE;
+    m->steps = recorded ? steps : 1;
+    m->first_step = recorded ? call[0].step : 0;
+    m->micro_batches = (batches + m->steps / 2) / m->steps;
+    return MZ_OK;
+}
+
+/* The step of every profile, counted from 0; NULL with MZ_OK when the token axis does not run with
+ * the steps, which leaves the course out. */
+static mz_code profile_steps(fit *f, int64_t **out, mz_err *err) {
+    const mz_trace_call *call;
+    const mz_trace_sequence *all;
+    int64_t count = mz_trace_calls(f->trace, &call), step = -1;
+    int64_t *of = *out = MZ_NEW(&f->arena, int64_t, f->profiles);
+    mz_trace_sequences(f->trace, &all);
+    if (!of)
+        return mz_fail_nomem(err, "the steps of a sample");
+    for (int64_t c = 0; c < count; c++) {
+        int64_t low = call[c].token_begin, high = low + call[c].tokens;
+        step += c == 0 || call[c].step != call[c - 1].step;
+        bool first = c == 0 || call[c].micro_batch != call[c - 1].micro_batch ||
+                     call[c].step != call[c - 1].step || call[c].layer == call[c - 1].layer;
+        for (int64_t i = 0; i < f->profiles && first; i++)
+            if (all[f->sequence[i]].token_begin >= low && all[f->sequence[i]].token_begin < high)
+                of[i] = step;
+    }
+    for (int64_t i = 1; i < f->profiles; i++)
+        if (of[i] < of[i - 1])
+            *out = NULL;
+    return MZ_OK;
+}
+
+static mz_code fit_course(fit *f, mz_err *err) {
+    int64_t *step;
+    mz_code code = profile_steps(f, &step, err);
+    return code || !step ? code : mz_course_fit(f->app, f->trace, step, f->model, err);
+}
+
 static mz_code run_fit(fit *f, uint64_t seed, mz_err *err) {
-    const mz_trace_call *calls;
-    int64_t count = mz_trace_calls(f->trace, &calls);
     mz_trace_stats stats = {0};
     mz_info_options whole = {.to_step = INT64_MAX};
     mz_code code = choose_sample(f, err);
@@ -437,12 +550,8 @@ static mz_code run_fit(fit *f, uint64_t seed, mz_err *err) {
     f->classes = f->classes < 1 ? 1 : f->classes;
     if (!code)
         code = mz_synth_model_make(f->facts, f->classes, f->profiles, f->model, err);
-    for (int64_t i = 0; i < count && !code; i++) {
-        bool first = i == 0 || calls[i].step != calls[i - 1].step ||
-                     calls[i].micro_batch != calls[i - 1].micro_batch;
-        f->model->micro_batches += first;
-        f->model->tokens += calls[i].layer == 0 ? calls[i].tokens : 0;
-    }
+    if (!code)
+        code = measure_steps(f, err);
     if (!code)
         code = read_sample(f, err);
     if (!code)
@@ -451,8 +560,10 @@ static mz_code run_fit(fit *f, uint64_t seed, mz_err *err) {
         code = learn_links(f, err);
     if (!code) {
         make_profiles(f);
-        code = mz_trace_stats_read(f->app, f->trace, &whole, &stats, err);
+        code = fit_course(f, err);
     }
+    if (!code)
+        code = mz_trace_stats_read(f->app, f->trace, &whole, &stats, err);
     if (!code)
         code = tune_model(f, seed, &stats, err);
     mz_trace_stats_free(&stats);

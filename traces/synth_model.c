@@ -20,20 +20,23 @@ mz_code mz_synth_model_make(const mz_trace_facts *facts, int32_t classes, int32_
     m->odds = mz_calloc((size_t)classes * layers, 2 * experts * sizeof *m->odds);
     m->profile = mz_calloc((size_t)profiles * (size_t)classes, sizeof *m->profile);
     m->length = mz_calloc((size_t)profiles, sizeof *m->length);
+    m->domain = mz_calloc((size_t)profiles, sizeof *m->domain);
     m->gate = mz_calloc(layers * MZ_MODEL_GATES, (size_t)facts->top_k * sizeof *m->gate);
-    m->link_power = mz_calloc(layers * 6, sizeof *m->link_power);
+    m->link_power = mz_calloc(layers * 7, sizeof *m->link_power);
     bool linked = (double)layers * (double)(experts * experts) * sizeof *m->link < LINK_BYTES;
     if (linked) {
         m->link = mz_calloc(layers, experts * experts * sizeof *m->link);
         m->team = mz_calloc(layers, experts * experts * sizeof *m->team);
     }
-    if (m->odds && m->profile && m->length && m->gate && m->link_power &&
+    if (m->odds && m->profile && m->length && m->domain && m->gate && m->link_power &&
         (!linked || (m->link && m->team))) {
         m->team_power = m->link_power + layers;
         m->taste = m->team_power + layers;
         m->wander = m->taste + layers;
         m->local = m->wander + layers;
         m->keep = m->local + layers;
+        m->bend = m->keep + layers;
+        m->steps = m->micro_batches = 1;
         return MZ_OK;
     }
     mz_synth_model_free(m);
@@ -44,6 +47,11 @@ void mz_synth_model_free(mz_synth_model *m) {
     free(m->odds);
     free(m->profile);
     free(m->length);
+    free(m->domain);
+    free(m->path);
+    free(m->tilt);
+    free(m->window);
+    free(m->rank_share);
     free(m->gate);
     free(m->link);
     free(m->team);
@@ -61,6 +69,8 @@ struct mz_model_draw {
     float *sum;                        /* [E] running sums of odds */
     int32_t *recent;                   /* [RECENT] classes of the last tokens */
     int64_t longest;                   /* sequence of the model */
+    const float *tilt;                 /* [layers][E] of the step; NULL: none */
+    int32_t first, last;               /* profiles of the step's sequences: first to last - 1 */
 };
 
 /* exp(power_l x table), or NULL with MZ_OK without a table. */
@@ -88,6 +98,7 @@ mz_code mz_model_draw_open(const mz_synth_model *model, uint64_t seed, mz_model_
         d->lasting = mz_calloc(experts * 3, sizeof *d->lasting);
         d->taste = mz_calloc(experts, sizeof *d->taste);
         d->sum = mz_calloc(experts, sizeof *d->sum);
+        d->last = model->profiles;
         d->recent = mz_calloc(RECENT, sizeof *d->recent);
         for (int32_t p = 0; p < model->profiles; p++)
             d->longest = model->length[p] > d->longest ? model->length[p] : d->longest;
@@ -130,9 +141,23 @@ static int64_t shared_layer(const mz_model_draw *d, int32_t layer) {
     return d->shuffle.layers ? layer : -1;
 }
 
+void mz_model_draw_at(mz_model_draw *d, int64_t step) {
+    const mz_synth_model *m = d->model;
+    if (m->points == 0)
+        return;
+    int64_t point = step < m->steps ? step * m->points / m->steps : m->points - 1;
+    d->tilt = m->tilt + point * m->facts.layers * m->facts.experts;
+    d->first = m->window[2 * point];
+    d->last = m->window[2 * point + 1];
+}
+
+static int32_t any_profile(const mz_model_draw *d, mz_rng *rng) {
+    return d->first + (int32_t)mz_rng_below(rng, (uint64_t)(d->last - d->first));
+}
+
 int32_t mz_model_profile(const mz_model_draw *d, int64_t index) {
     mz_rng rng = stream(d, DRAW_PROFILE, index, -1);
-    return (int32_t)mz_rng_below(&rng, (uint64_t)d->model->profiles);
+    return any_profile(d, &rng);
 }
 
 /* First place whose running sum exceeds value. */
@@ -153,7 +178,7 @@ static void draw_normals(const mz_model_draw *d, mz_rng *rng, double *normal) {
         normal[e] = mz_rng_normal(rng);
 }
 
-/* Taste at the next token of a sequence; `first`: of its first one. */
+/* Taste at the next token of a sequence, tilt included; `first`: of its first one. */
 static void next_taste(mz_model_draw *d, mz_rng *rng, int32_t layer, bool first) {
     const mz_synth_model *m = d->model;
     double taste = m->taste[layer], local = m->local[layer];
@@ -166,9 +191,11 @@ static void next_taste(mz_model_draw *d, mz_rng *rng, int32_t layer, bool first)
     if (moved)
         draw_normals(d, rng, d->normal);
     double lasting = taste * sqrt(1 - m->wander[layer]), wander = taste * sqrt(m->wander[layer]);
-    for (int32_t e = 0; e < m->facts.experts && (wandered || moved); e++)
-        d->taste[e] =
-            expf((float)(lasting * d->lasting[e] + wander * d->wander[e] + local * d->normal[e]));
+    const float *tilt = d->tilt ? d->tilt + (int64_t)layer * m->facts.experts : NULL;
+    for (int32_t e = 0; e < m->facts.experts && (wandered || moved); e++) {
+        double power = lasting * d->lasting[e] + wander * d->wander[e] + local * d->normal[e];
+        d->taste[e] = expf((float)(power + (tilt ? m->bend[layer] * (double)tilt[e] : 0)));
+    }
 }
 
 static bool holds(const uint16_t *expert, int64_t count, int32_t e) {
@@ -229,7 +256,7 @@ static int64_t long_profile(const mz_model_draw *d, mz_rng *rng) {
     const mz_synth_model *m = d->model;
     int64_t p;
     do
-        p = (int64_t)mz_rng_below(rng, (uint64_t)m->profiles);
+        p = any_profile(d, rng);
     while ((int64_t)mz_rng_below(rng, (uint64_t)d->longest) >= m->length[p]);
     return p;
 }

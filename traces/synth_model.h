@@ -9,9 +9,11 @@
  * - taste: all odds times exp(taste_l (sqrt(1 - wander_l) x + sqrt(wander_l) y) + local_l z), x, y,
  * z normal per expert: x per sequence, y drawn anew after 128 tokens on average, z after 12;
  * - keep: with probability keep_l the experts of the token before.
- * A sequence has its own mix of classes, one of `profiles` recorded ones. Along it the class of the
- * token before goes on with probability `stay`, that of one of the last 32 tokens comes back with
- * probability `recall`. Gate weights are drawn from recorded vectors of the layer.
+ * - tilt: all odds times exp(bend_l tilt_s,e), tilt of the step s, where popularity moves.
+ * A sequence has its own mix of classes, one of `profiles` recorded ones, of steps near its own.
+ * Along it the class of the token before goes on with probability `stay`, that of one of the last
+ * 32 tokens comes back with probability `recall`. Gate weights are drawn from recorded vectors of
+ * the layer.
  *
  * Only recorded traces support claims about training. Threads: one model belongs to one thread. */
 #ifndef MIZAN_TRACES_SYNTH_MODEL_H
@@ -32,10 +34,19 @@ typedef struct mz_synth_model {
     int64_t *length;    /* [profiles] tokens of the sequence */
     float *gate;        /* [layers][MZ_MODEL_GATES][top_k], largest first */
     float *link, *team; /* [layers][E][E] logarithms of P(b | a) / P(b); NULL: E too large */
-    double *link_power, *team_power, *taste, *wander, *local, *keep; /* [layers] */
+    double *link_power, *team_power, *taste, *wander, *local, *keep, *bend; /* [layers] */
     double stay, recall;
-    int32_t domains;               /* profile p is of domain p mod domains; 0: unknown */
-    int64_t tokens, micro_batches; /* of the trace that it was fitted to */
+    int32_t *domain; /* [profiles] -1 unknown */
+    /* The course over the steps; points 0: every step is alike, tilt and window NULL. Step s,
+     * counted from 0, has point s * points / steps, later ones the last. */
+    int32_t points;
+    float *path;     /* [points][layers][E] share of pairs */
+    float *tilt;     /* [points][layers][E] logarithm of a factor on odds, for a bend of 1 */
+    int32_t *window; /* [points][2] first and one past the last of the profiles of its sequences */
+    /* Of the trace that it was fitted to. */
+    int64_t tokens, steps, first_step,
+        micro_batches;  /* in all; steps; the first's number; a step's */
+    double *rank_share; /* [facts.ranks] tokens of a rank over the mean; NULL: all the same */
 } mz_synth_model;
 
 /* What is taken apart so that correlations vanish and popularity stays. */
@@ -60,6 +71,11 @@ void mz_synth_model_free(mz_synth_model *model);
 mz_code mz_synth_fit(mz_app *app, mz_trace *trace, uint64_t seed, mz_synth_model *model,
                      mz_err *err);
 
+/* Fits the course over the steps, if there are steps enough to tell it from noise. step: [profiles]
+ * steps of the profiles, counted from 0, not falling. */
+mz_code mz_course_fit(const mz_app *app, mz_trace *trace, const int64_t *step,
+                      mz_synth_model *model, mz_err *err);
+
 mz_code mz_synth_model_write(mz_app *app, const mz_synth_model *model,
                              const mz_model_options *options, const char *path,
                              const mz_trace_write_options *write, mz_err *err);
@@ -71,6 +87,8 @@ typedef struct mz_model_draw mz_model_draw;
 mz_code mz_model_draw_open(const mz_synth_model *model, uint64_t seed, mz_model_shuffle shuffle,
                            mz_model_draw **draw, mz_err *err);
 void mz_model_draw_close(mz_model_draw **draw);
+/* Sequences drawn from now on are of that step, counted from 0; before the first call, of none. */
+void mz_model_draw_at(mz_model_draw *draw, int64_t step);
 /* Which profile sequence number `index` has; its length is model->length[it]. */
 int32_t mz_model_profile(const mz_model_draw *draw, int64_t index);
 /* Experts of one layer of the first `tokens` tokens of sequence `index`: [tokens][top_k]. first:

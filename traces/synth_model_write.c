@@ -26,14 +26,26 @@ typedef struct model_job {
     uint16_t *expert;
     float *weight;
     uint16_t *before; /* first experts of the micro-batch's tokens in the layer before */
+    int64_t overshoot;
     int64_t sequence, token, pairs; /* done so far */
 } model_job;
+
+/* Tokens of a rank in a micro-batch, at least. Whole sequences overshoot by half of one on average,
+ * which is taken off where the mean is the recorded one. */
+static int64_t wanted_tokens(const model_job *job, int32_t rank) {
+    const double *share = job->model->rank_share;
+    bool recorded = share && job->options.ranks == job->model->facts.ranks;
+    double tokens = (double)job->options.tokens * (recorded ? share[rank] : 1);
+    if (tokens < 0.5)
+        return 0;
+    return tokens > (double)(2 * job->overshoot) ? (int64_t)tokens - job->overshoot : 1;
+}
 
 static mz_code plan_micro_batch(model_job *job, mz_err *err) {
     int64_t planned_so_far = 0;
     for (int32_t r = 0; r < job->options.ranks; r++) {
         job->first[r] = planned_so_far;
-        for (int64_t tokens = 0; tokens < job->options.tokens; planned_so_far++) {
+        for (int64_t tokens = 0; tokens < wanted_tokens(job, r); planned_so_far++) {
             void *plan = job->plan;
             if (!mz_grow(&plan, &job->plan_room, (size_t)planned_so_far + 1, sizeof *job->plan))
                 return mz_fail_nomem(err, "the sequences of a micro-batch");
@@ -87,12 +99,14 @@ static mz_code write_call(model_job *job, mz_trace_call_data *call, mz_err *err)
 }
 
 static mz_code write_micro_batch(model_job *job, int64_t step, int32_t micro_batch, mz_err *err) {
+    mz_model_draw_at(job->draw, step);
     mz_code code = plan_micro_batch(job, err);
     int64_t end = job->token;
     for (int32_t l = 0; l < job->facts.layers && !code; l++) {
         end = job->token;
         for (int32_t r = 0; r < job->options.ranks && !code; r++) {
-            mz_trace_call_data call = {.step = step * job->facts.step_stride,
+            mz_trace_call_data call = {.step =
+                                           job->model->first_step + step * job->facts.step_stride,
                                        .micro_batch = micro_batch,
                                        .layer = l,
                                        .rank = r,
@@ -102,10 +116,8 @@ static mz_code write_micro_batch(model_job *job, int64_t step, int32_t micro_bat
         }
     }
     for (int64_t i = 0; i < job->first[job->options.ranks] && !code; i++) {
-        int32_t domains = job->model->domains;
-        mz_trace_sequence s = {job->token, job->plan[i].tokens,
-                               domains ? mz_model_profile(job->draw, job->plan[i].index) % domains
-                                       : -1};
+        int32_t profile = mz_model_profile(job->draw, job->plan[i].index);
+        mz_trace_sequence s = {job->token, job->plan[i].tokens, job->model->domain[profile]};
         code = mz_trace_write_sequence(job->writer, &s, err);
         job->token += s.tokens;
     }
@@ -117,14 +129,15 @@ static mz_code prepare(model_job *job, mz_err *err) {
     const mz_synth_model *m = job->model;
     mz_model_options *o = &job->options;
     o->ranks = o->ranks ? o->ranks : m->facts.ranks;
-    o->steps = o->steps ? o->steps : 1;
+    o->steps = o->steps ? o->steps : m->steps;
     o->micro_batches = o->micro_batches ? o->micro_batches : m->micro_batches;
-    int64_t sources = o->ranks * (m->micro_batches ? m->micro_batches : 1), mean = 0;
-    for (int32_t p = 0; p < m->profiles; p++)
-        mean += m->length[p] / m->profiles;
-    /* Whole sequences overshoot by half of one on average. */
-    if (o->tokens == 0)
-        o->tokens = m->tokens / sources > mean ? m->tokens / sources - mean / 2 : 1;
+    if (o->tokens == 0) {
+        int64_t sources = o->ranks * m->steps * m->micro_batches, sum = 0;
+        for (int32_t p = 0; p < m->profiles; p++)
+            sum += m->length[p];
+        o->tokens = m->tokens / sources > 1 ? m->tokens / sources : 1;
+        job->overshoot = sum / m->profiles / 2;
+    }
     job->facts = m->facts;
     job->facts.ranks = (int32_t)o->ranks;
     job->facts.has_sequences = true;

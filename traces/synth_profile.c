@@ -63,7 +63,6 @@ static void make_gates(mz_synth_model *m, uint64_t seed) {
 /* Mixes of a few classes of one domain each, with shares falling like those of words, and a little
  * of all of its classes. */
 static void make_profiles(mz_synth_model *m, int32_t domains, int64_t sequence, uint64_t seed) {
-    m->domains = domains;
     for (int32_t p = 0; p < m->profiles; p++) {
         float *mix = m->profile + (int64_t)p * m->classes;
         int64_t first = (int64_t)(p % domains) * DOMAIN_CLASSES;
@@ -79,6 +78,7 @@ static void make_profiles(mz_synth_model *m, int32_t domains, int64_t sequence, 
             sum += (double)mix[c];
             mix[c] = (float)(sum / all);
         }
+        m->domain[p] = p % domains;
         double spread = LENGTH_SIGMA * mz_rng_normal(&rng) - 0.5 * LENGTH_SIGMA * LENGTH_SIGMA;
         m->length[p] = (int64_t)fmax(1, round((double)sequence * exp(spread)));
     }
@@ -103,7 +103,6 @@ mz_code mz_profile_model(mz_profile profile, const mz_trace_facts *facts, int64_
     make_profiles(m, domains, sequence, seed);
     m->stay = STAY;
     m->recall = RECALL;
-    m->micro_batches = 1;
     return MZ_OK;
 }
 

@@ -6,6 +6,9 @@ A twin has each statistic within the tolerance of `mizan trace compare`; taken a
 independent draws have. Exit status 77: skipped, there are no recorded traces."""
 import json, os, subprocess, sys, tempfile
 
+import h5py
+import numpy as np
+
 MIZAN, TRACES = sys.argv[1], os.environ.get("MIZAN_TRACES") or sys.argv[2]
 wrong = 0
 
@@ -111,8 +114,91 @@ def profiles(directory):
     check("collapse: max/mean, late", s["expert_max_over_mean"], 8, 15)
 
 
+STEPS, RANKS, LAYERS, EXPERTS, TOP_K, SHARE = 48, 3, 3, 16, 2, (0.5, 1.0, 1.5)
+
+
+def moving(path, rng, shift, walk, tokens):
+    """Pairs of sequences with a mix of their own, whose popularity walks from step to step; with `shift` the text domain
+    changes in the middle. Ranks are ragged, steps are numbered 5, 15, ..."""
+    f = h5py.File(path, "w")
+    f.attrs.update(format="mizan-trace", format_version=1)
+    f.create_group("model").attrs.update(layers=LAYERS, experts=EXPERTS, top_k=TOP_K)
+    f.create_group("run").attrs.update(kind="pairs", phase="train", step="iteration", ranks=RANKS, step_stride=10)
+    taste = rng.normal(0, 0.6, (2, LAYERS, EXPERTS))
+    calls, ids, sequences, token = [], [], [], 0
+    for step in range(STEPS):
+        taste += rng.normal(0, walk, taste.shape)
+        blocks, domain = [], int(shift and step >= STEPS // 2)
+        for rank in range(RANKS):
+            begin, parts = token, []
+            while token - begin < tokens * SHARE[rank]:
+                n = int(rng.integers(40, 120))
+                odds = taste[domain] + rng.normal(0, 0.7, (LAYERS, EXPERTS))
+                score = odds + rng.gumbel(size=(n, LAYERS, EXPERTS))
+                parts.append(np.argsort(-score, -1)[..., :TOP_K])
+                sequences.append((token, n, domain))
+                token += n
+            blocks.append((begin, np.concatenate(parts)))
+        for layer in range(LAYERS):
+            for rank, (begin, block) in enumerate(blocks):
+                calls.append((10 * step + 5, 0, layer, rank, begin, len(block), len(block) * TOP_K))
+                ids.append(block[:, layer].ravel())
+    put = lambda name, data, dtype: f.create_dataset(
+        name, data=np.asarray(data, dtype), chunks=(4096,), maxshape=(None,), fletcher32=True)
+    for name, column in zip(("step", "micro_batch", "layer", "rank", "token_begin", "tokens", "pairs"), zip(*calls)):
+        put("calls/" + name, column, "<i8")
+    put("pairs/expert", np.concatenate(ids), "<u2")
+    for name, column in zip(("token_begin", "tokens", "domain"), zip(*sequences)):
+        put("sequences/" + name, column, "<i8")
+    f.close()
+
+
+class Loads:
+    """What a trace holds over its steps."""
+
+    def __init__(self, path):
+        f = h5py.File(path)
+        step, layer, rank, tokens, pairs = (f["calls/" + n][:] for n in ("step", "layer", "rank", "tokens", "pairs"))
+        self.steps, at = np.unique(step, return_inverse=True)
+        self.load = np.zeros((len(self.steps), LAYERS, EXPERTS))
+        np.add.at(self.load, (np.repeat(at, pairs), np.repeat(layer, pairs), f["pairs/expert"][:]), 1)
+        self.rank = np.bincount(rank, tokens, RANKS) / tokens.sum()
+        first = f["calls/token_begin"][:][(layer == 0) & (rank == 0)]
+        where = np.searchsorted(first, f["sequences/token_begin"][:], "right") - 1
+        self.domain = [set(f["sequences/domain"][:][where == s].tolist()) for s in range(len(self.steps))]
+
+    def across(self):
+        """Correlation of popularity, around uniform, in the first and the second half of the steps."""
+        half = len(self.steps) // 2
+        a, b = (x.sum(0) / x.sum((0, 2))[:, None] - 1 / EXPERTS for x in (self.load[:half], self.load[half:]))
+        return ((a * b).sum(1) / np.sqrt((a * a).sum(1) * (b * b).sum(1))).mean()
+
+
+def drift(directory):
+    """Twins of pairs over many steps: drift, a change of domain, and ragged ranks come back."""
+    real, twin = (os.path.join(directory, n) for n in ("moving.h5", "moving-twin.h5"))
+    for name, shift, walk, tokens in (("domain shift", True, 0.12, 1500), ("walk", False, 0.2, 3000), ("still", False, 0, 1500)):
+        moving(real, np.random.default_rng(7), shift, walk, tokens)
+        run("synth", "-q", "--deflate", "1", "--like", real, "-o", twin)
+        run("check", "-q", twin)
+        # Bits of nearly independent layers, and lifts of rare pairs whose experts have their time.
+        within(name, real, twin, RANKS, ("layer_information_bits", "team_lift_p99"))
+        a, b = Loads(real), Loads(twin)
+        check(f"{name}: steps", b.steps.tolist() == a.steps.tolist(), True, True)
+        for rank in range(RANKS):
+            check(f"{name}: tokens of rank {rank}", b.rank[rank] / a.rank[rank], 0.95, 1.05)
+        check(f"{name}: popularity across the middle {a.across():.3f}", b.across(), a.across() - 0.1, a.across() + 0.1)
+        if shift:
+            check(f"{name}: domains of the first steps", b.domain[:22] == [{0}] * 22, True, True)
+            check(f"{name}: domains of the last steps", b.domain[26:] == [{1}] * 22, True, True)
+    # More steps than recorded: the last ones stay as they are.
+    run("synth", "-q", "--deflate", "1", "--like", real, "--steps", "60", "-o", twin)
+    check("more steps", len(Loads(twin).steps), 60, 60)
+
+
 with tempfile.TemporaryDirectory() as directory:
     profiles(directory)
+    drift(directory)
     found = [gpt_oss(directory), smartmoe(directory)]
 print(f"{wrong} differences" if wrong else "all within range")
 sys.exit(1 if wrong else 0)
