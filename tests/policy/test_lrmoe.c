@@ -473,22 +473,28 @@ static void unequal_caps_hold(void **unused) {
     load_free(load);
 }
 
+/* Four experts must keep two rows each, two ranks hold three. With joint quotas an unused slot (2 W
+ * = 24576 bytes, a row 448) is room for 54 rows, so that all 60 pairs fit; without spare slots they
+ * do not. */
 static void over_budget_is_said(void **unused) {
-    rig r;
     int64_t total[] = {40, 6, 5, 9};
     mz_load *load = load_even(2, 4, total);
-    const char *texts[] = {"lrmoe[placement=static,rows=3,q_min=2]",
-                           "lrmoe[placement=static,rows=3,q_min=2,quota=ratio]",
-                           "lrmoe[placement=static,rows=3,q_min=2,quota=value]",
-                           "lrmoe[rows=3,q_min=2,quota=joint]"};
-    for (int i = 0; i < 4; i++) {
-        rig_open(&r, texts[i], 2, 4, 0);
+    static const struct {
+        const char *text;
+        bool over;
+    } cases[] = {{"lrmoe[placement=static,rows=3,q_min=2]", true},
+                 {"lrmoe[placement=static,rows=3,q_min=2,quota=ratio]", true},
+                 {"lrmoe[placement=static,rows=3,q_min=2,quota=value]", true},
+                 {"lrmoe[slots=2,rows=3,q_min=2,quota=joint]", true},
+                 {"lrmoe[rows=3,q_min=2,quota=joint]", false}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        rig r;
+        rig_open(&r, cases[i].text, 2, 4, 0);
         rig_call(&r, load, NULL, NULL, NULL);
-        if (i < 3) {
-            assert_true(r.plan->over_budget);
-            assert_non_null(strstr(r.plan->why, "OVER BUDGET"));
-            assert_memory_equal(r.plan->quota, ((int64_t[]){2, 2, 2, 2}), 4 * sizeof(int64_t));
-        }
+        assert_int_equal(r.plan->over_budget, cases[i].over);
+        assert_int_equal(strstr(r.plan->why, "OVER BUDGET") != NULL, cases[i].over);
+        const int64_t *want = cases[i].over ? (int64_t[]){2, 2, 2, 2} : total;
+        assert_memory_equal(r.plan->quota, want, 4 * sizeof(int64_t));
         rig_close(&r);
     }
     load_free(load);
@@ -661,7 +667,44 @@ static tiny tiny_case(mz_rng *rng, uint32_t *histogram) {
     return t;
 }
 
-static void value_rule_is_optimal(void **unused) {
+/* Shares of `kept` pairs: floors, then one each to the largest remainders, lower expert first. */
+static void ratio_shares(const tiny *t, int64_t kept, int64_t *q) {
+    int64_t all = 0, given = 0;
+    bool done[4] = {0};
+    for (int32_t e = 0; e < 4; e++)
+        all += t->total[e];
+    for (int32_t e = 0; e < 4; e++) {
+        q[e] = all > 0 ? kept * t->total[e] / all : 0;
+        given += q[e];
+    }
+    for (; given < kept; given++) {
+        int32_t best = -1;
+        for (int32_t e = 0; e < 4; e++)
+            if (!done[e] && (best < 0 || kept * t->total[e] % all > kept * t->total[best] % all))
+                best = e;
+        done[best] = true;
+        q[best]++;
+    }
+}
+
+/* The quotas are the shares of their sum, legal, and those of one pair more are not. */
+static void check_ratio(const tiny *t, const int64_t *q, int64_t limit) {
+    int64_t sum = 0, all = 0, want[4];
+    for (int32_t e = 0; e < 4; e++) {
+        sum += q[e];
+        all += t->total[e];
+    }
+    ratio_shares(t, sum, want);
+    assert_memory_equal(q, want, sizeof want);
+    assert_true(carries(t, q) && sum <= limit);
+    if (sum == all || sum == limit)
+        return;
+    ratio_shares(t, sum + 1, want);
+    assert_false(carries(t, want));
+}
+
+/* value: the best of all feasible quotas; waterfill and ratio: the largest feasible ones. */
+static void quota_rules_are_optimal(void **unused) {
     mz_rng rng = mz_rng_make(21, 4);
     for (int trial = 0; trial < 400; trial++) {
         uint32_t histogram[4 * MZ_SCORE_BINS];
@@ -698,9 +741,8 @@ static void value_rule_is_optimal(void **unused) {
         }
         assert_true(carries(&t, q) && sum <= limit);
         assert_true(next == sum || !carries(&t, more) || next > limit);
-        /* ratio: legal, and one pair more of the total is not */
         assert_true(mz_quota_ratio(&scratch, b, plan, load, &limits, q));
-        assert_true(carries(&t, q));
+        check_ratio(&t, q, limit);
         load_free(load);
         mz_plan_free(&plan);
         mz_arena_free(&arena);
@@ -804,7 +846,7 @@ int main(void) {
         cmocka_unit_test(send_budget_holds),
         cmocka_unit_test(nothing_fits_any_budget),
         cmocka_unit_test(send_budget_holds_for_global_selection),
-        cmocka_unit_test(value_rule_is_optimal),
+        cmocka_unit_test(quota_rules_are_optimal),
         cmocka_unit_test(value_rule_follows_scores),
         cmocka_unit_test(joint_rule_trades),
         cmocka_unit_test(traits_follow_options),
