@@ -137,8 +137,8 @@ typedef struct step_sizes {
     int64_t row, gate_up, act;
     /* for the whole step */
     int64_t weights, gradients, optimizer, replicas, workspace, communication, context;
-    int64_t resident; /* their sum */
-    int64_t buffers;  /* of gradients: what the policy asks for besides */
+    int64_t resident;    /* their sum */
+    int64_t buffers;     /* of gradients: what the policy asks for besides */
     int64_t temporaries; /* of the optimizer's update */
     /* replicas held from forward to the layer's backward: weights, and gradients in backward; 0:
      * slots are resident */
@@ -221,7 +221,7 @@ struct mz_step {
     int64_t
         *saved; /* [ranks] token buffers and replicas kept by the calls so far of a micro-batch */
     int32_t saved_micro_batch;
-    int64_t *caps; /* [ep] answer of mz_step_budget */
+    int64_t *caps;  /* [ep] answer of mz_step_budget */
     mz_block *held; /* [layers + 1][buffers] of the rank whose timeline runs; see timeline.c */
 
     /* scratch of condense, sized for one group */

@@ -40,13 +40,13 @@ static void size_update(const mz_step *s, const mz_tensor *t, step_tensor *size)
 }
 
 /* Where expert weights are sharded over the group, a rank holds its part of every expert, and ZeRO
- * 3 does not cut that further: slots are restored from the group alone. */
+ * does not cut them once more: every group restores its slots from its own ranks. */
 step_tensor step_tensor_of(const mz_step *s, const mz_tensor *t) {
     const int64_t bytes = t->rows * t->cols * t->count * t->bytes_per_value;
     const bool cut = expert_of(t) && s->traits.sharded_weights;
     const int64_t held = cut ? share(bytes, s->ep) : rank_part(s, t, bytes);
-    const int64_t parts = expert_of(t) ? s->groups : s->ranks;
-    step_tensor size = {.weights = s->options.zero >= 3 && !cut ? share(held, parts) : held};
+    const int64_t parts = cut ? 1 : expert_of(t) ? s->groups : s->ranks;
+    step_tensor size = {.weights = s->options.zero >= 3 ? share(held, parts) : held};
     if (t->trainable)
         size.gradients = s->options.zero >= 2 ? share(held, parts) : held;
     size_update(s, t, &size);

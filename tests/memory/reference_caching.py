@@ -69,7 +69,7 @@ class Allocator:
 def request(rng):
     kind = rng.random()
     if kind < 0.1:  # at the limits between the rules
-        return rng.choice([1, 512, 513, MIB, MIB + 1, 10 * MIB - 512, 10 * MIB - 511, 10 * MIB, 2 * MIB, 12 * MIB]) \
+        return rng.choice([1, 512, 513, MIB, MIB + 1, 10 * MIB - 512, 10 * MIB - 511, 10 * MIB, 2 * MIB, 11 * MIB, 13 * MIB]) \
             + rng.choice([0, 0, -1 if kind > 0.05 else 0, 1])
     return int(2 ** rng.uniform(0, 27))
 
