@@ -254,3 +254,23 @@ mz_code mz_expand_given(mz_expand *x, const mz_plan *plan, const int64_t *rows,
     }
     return MZ_OK;
 }
+
+static int64_t common_divisor(int64_t a, int64_t b) {
+    while (b > 0) {
+        const int64_t rest = a % b;
+        a = b;
+        b = rest;
+    }
+    return a;
+}
+
+mz_stride mz_stride_of(int64_t pairs, int32_t expert) {
+    int64_t stride = pairs / 2 + 1 < pairs ? pairs / 2 + 1 : pairs - 1;
+    while (common_divisor(pairs, stride) != 1)
+        stride++;
+    return (mz_stride){pairs, stride, expert % pairs};
+}
+
+int64_t mz_stride_place(const mz_stride *stride, int64_t index) {
+    return (index * stride->stride + stride->offset) % stride->pairs;
+}

@@ -200,6 +200,7 @@ typedef struct mz_policy_traits {
     int64_t buffer_bytes;           /* further resident bytes per rank (gradient accumulators) */
     int32_t chunks;       /* > 1: dispatch, products and combine run in so many overlapping parts */
     bool resend;          /* backward: activations recomputed at the destination */
+    bool strided_pairs;   /* which of a source's pairs go where: mz_stride instead of their order */
     bool needs_weights;   /* wants gate weights in pairs when they are recorded */
     bool capacity_padded; /* buffers and messages are sized by capacity, not use */
     double capacity_factor;      /* 0: capacity is the largest count (nothing dropped) */
@@ -259,6 +260,15 @@ mz_code mz_balance_solve(mz_balance *balance, int32_t ranks, int32_t experts, co
  * n elements. */
 void mz_largest_remainder(int64_t total, const int64_t *weight, int32_t n, int64_t *share,
                           uint64_t *scratch);
+
+/* UltraEP's order of the n pairs that a source has for one expert (balancing-systems.md 8.4): pair
+ * `index` takes place (index * stride + offset) mod n, and the instance whose entries hold that
+ * place; n >= 1. Every place is taken once, and neighbours in the list part. */
+typedef struct mz_stride {
+    int64_t pairs, stride, offset;
+} mz_stride;
+mz_stride mz_stride_of(int64_t pairs, int32_t expert);
+int64_t mz_stride_place(const mz_stride *stride, int64_t index);
 
 /* Rows of one (source, expert) buffer under a capacity policy: max(ceil(pairs of the source / E *
  * factor), minimum); with factor 0 the largest count of the load. */

@@ -10,7 +10,7 @@
  * 1, u_min 1024, zero_main no, locality yes, relay yes, scope domain. Scope: the paper solves
  * inside one scale-up domain. Where the group spans several, `domain` solves each by itself, so
  * experts never leave their main's domain and imbalance between domains stays; `group` solves once
- * for all ranks. Departures: the kernel's limits (512 experts, 72 ranks, 512 replicas per domain)
+ * for all ranks. Which of a source's pairs go where follows the source's stride (mz_stride). Departures: the kernel's limits (512 experts, 72 ranks, 512 replicas per domain)
  * are not enforced; its four parallel probes run one after the other; tiles and SM counts of its
  * transfers belong to calibration. */
 #include "sim/policy/parts.h"
@@ -79,6 +79,7 @@ static mz_code ultraep_init(const mz_policy_env *env, const void *options, mz_ar
                                  .slots = slots,
                                  .replica_memory = MZ_REPLICAS_SHARED,
                                  .replica_gradient_bytes = 2 * env->weight_bytes,
+                                 .strided_pairs = true,
                                  .score_source = ""};
     *out = state;
     code = mz_replicate_create(arena, env, slots, &state->replicate, err);

@@ -4,7 +4,8 @@
  * of (source, expert), in token order, fill that source's entries of the expert's instances in
  * order; when fewer are assigned than there are (drops, quotas), those left out are spread evenly
  * over the order: pair j of n takes part when floor((j+1) a / n) > floor(j a / n), a being the
- * number assigned.
+ * number assigned. Where the policy strides its pairs (traits.strided_pairs) and all are assigned,
+ * the pairs fill the entries in that order instead.
  *
  * Dispatch by node: a token crosses once to each other domain, to the rank there with the sender's
  * place in its domain (its rail), and goes on from there inside the domain, once per rank. */
@@ -46,6 +47,7 @@ static mz_code sort_entries(mz_step *s, const mz_plan *plan, step_entries in, mz
 typedef struct cursor {
     int64_t entry, end, left; /* entry in use, end of the cell, pairs left in the entry */
     int64_t seen, all, assigned;
+    mz_stride stride; /* pairs 0: in order */
 } cursor;
 
 static void open_cursors(const mz_step *s, const mz_load *load, int32_t source, cursor *at) {
@@ -56,12 +58,23 @@ static void open_cursors(const mz_step *s, const mz_load *load, int32_t source, 
         for (int64_t k = u->entry; k < u->end; k++)
             u->assigned += s->cell_pairs[k];
         u->left = u->entry < u->end ? s->cell_pairs[u->entry] : 0;
+        if (s->traits.strided_pairs && u->end - u->entry > 1 && u->assigned == u->all)
+            u->stride = mz_stride_of(u->all, e);
     }
+}
+
+static int32_t strided_rank(const mz_step *s, const cursor *u, int64_t pair) {
+    int64_t place = mz_stride_place(&u->stride, pair), k = u->entry;
+    for (; k + 1 < u->end && place >= s->cell_pairs[k]; k++)
+        place -= s->cell_pairs[k];
+    return s->cell_rank[k];
 }
 
 /* Rank of the expert's next pair, -1 when it takes no part. */
 static inline int32_t next_rank(const mz_step *s, cursor *u) {
     const int64_t j = u->seen++;
+    if (u->stride.pairs > 0)
+        return strided_rank(s, u, j);
     if (u->all <= 0 || (j + 1) * u->assigned / u->all <= j * u->assigned / u->all)
         return -1;
     while (u->left == 0 && u->entry + 1 < u->end)

@@ -293,6 +293,31 @@ static void spreading_by_hand(void **unused) {
                 (const int64_t[3][4]){{1, 1, 0, 1}, {0, 1, 1, 1}, {0, 1, 0, 2}});
 }
 
+/* 8.4 by hand: n = 6 gives stride 4, not coprime, so 5, offset 7 mod 6 = 1; n = 8 stride 5; n = 2
+ * and 1: n - 1. Every place is taken once. */
+static void strided_places(void **unused) {
+    static const struct {
+        int64_t pairs;
+        int32_t expert;
+        int64_t place[8];
+    } cases[] = {
+        {6, 7, {1, 0, 5, 4, 3, 2}}, {8, 3, {3, 0, 5, 2, 7, 4, 1, 6}}, {2, 3, {1, 0}}, {1, 5, {0}}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const mz_stride stride = mz_stride_of(cases[i].pairs, cases[i].expert);
+        for (int64_t k = 0; k < cases[i].pairs; k++)
+            assert_int_equal(mz_stride_place(&stride, k), cases[i].place[k]);
+    }
+    for (int64_t n = 1; n < 300; n++) {
+        const mz_stride stride = mz_stride_of(n, 17);
+        bool taken[300] = {0};
+        for (int64_t k = 0; k < n; k++) {
+            const int64_t place = mz_stride_place(&stride, k);
+            assert_true(place >= 0 && place < n && !taken[place]);
+            taken[place] = true;
+        }
+    }
+}
+
 /* ---- moves ------------------------------------------------------------------------------------*/
 
 static void relay_in_two_rounds(void **unused) {
@@ -461,6 +486,7 @@ int main(void) {
         cmocka_unit_test(redistribution_prefers_local_rows),
         cmocka_unit_test(redistribution_refuses_homeless_rows),
         cmocka_unit_test(spreading_by_hand),
+        cmocka_unit_test(strided_places),
         cmocka_unit_test(relay_in_two_rounds),
         cmocka_unit_test(parsing),
         cmocka_unit_test(legality_finds_violations),

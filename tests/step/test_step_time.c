@@ -604,6 +604,47 @@ static void test_kept_tokens_cross_once(void **state) {
     }
 }
 
+/* Rank 0 has 6 tokens for experts 2 and 3, both on ranks 1 and 0, 3 pairs each. In order the first
+ * 3 tokens cross with both. Strided (balancing-systems.md 8.4: stride 5) expert 2's pairs take
+ * places 2 1 0 5 4 3 and expert 3's 3 2 1 0 5 4, so tokens 0 to 2 cross for one, 1 to 3 for the
+ * other. */
+static void test_strided_pairs_cross_elsewhere(void **state) {
+    const int64_t count[] = {0, 0, 6, 6, 0, 0, 0, 0};
+    const int32_t host_expert[] = {0, 1, 2, 2, 3, 3}, host_rank[] = {0, 0, 1, 0, 1, 0};
+    const int64_t spread[] = {0, 0, 3, 3, 3, 3, 0, 0, 0, 0, 0, 0};
+    const int64_t token_begin[] = {0, 6, 6}, pair_begin[] = {0, 12, 12};
+    const uint16_t expert[] = {2, 3, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3};
+    const mz_pairs pairs = {.sources = 2,
+                            .top_k = 2,
+                            .tokens = 6,
+                            .pairs = 12,
+                            .token_begin = token_begin,
+                            .pair_begin = pair_begin,
+                            .expert = expert};
+    for (int strided = 0; strided < 2; strided++) {
+        tiny t;
+        mz_err err;
+        mz_step *step;
+        mz_step_outcome o;
+        tiny_make(&t, 2, 2, "m");
+        t.options.dispatch = MZ_DISPATCH_RANK;
+        t.traits.strided_pairs = strided;
+        t.traits.slots = 4;
+        tiny_load(&t, count);
+        tiny_plan(&t, 6, host_expert, host_rank, spread, NULL);
+        const mz_step_head head = {0, 1, 1, t.tokens};
+        assert_ok(
+            mz_step_create(&t.model, &t.cluster, &t.options, "static", &t.traits, &step, &err),
+            &err);
+        assert_ok(mz_step_begin(step, &head, &err), &err);
+        assert_ok(mz_step_add_call(step, 0, 0, 0, &t.load, &pairs, t.plan, &err), &err);
+        assert_ok(mz_step_finish(step, &o, &err), &err);
+        assert_int_equal(o.dispatch_bytes, (strided ? 4 : 3) * row_bytes);
+        mz_step_free(&step);
+        tiny_free(&t);
+    }
+}
+
 /* ---- edges ---- */
 
 static void test_nothing_to_do(void **state) {
@@ -728,6 +769,7 @@ int main(void) {
         cmocka_unit_test(test_dispatch_by_rank_and_node),
         cmocka_unit_test(test_dispatch_once_per_rank),
         cmocka_unit_test(test_kept_tokens_cross_once),
+        cmocka_unit_test(test_strided_pairs_cross_elsewhere),
         cmocka_unit_test(test_nothing_to_do),
         cmocka_unit_test(test_same_bytes_twice),
         cmocka_unit_test(test_refusals),
