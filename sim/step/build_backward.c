@@ -173,12 +173,12 @@ static void backward_attention(mz_step *s, int32_t layer) {
 void step_build_layer_reduce(mz_step *s, int32_t layer) {
     const double n = s->ranks, copies = s->groups;
     const step_join join = {STREAM_STATE, PHASE_GRADIENT_REDUCE, layer, true, NULL, NULL};
-    if (step_ring(s, 0, 1, s->ranks, (double)s->sizes.dense_layer[layer] * (n - 1) / n, n - 1,
-                  join) > 0)
+    if (step_ring_beside(s, 0, 1, s->ranks, (double)s->sizes.dense_layer[layer] * (n - 1) / n,
+                         n - 1, join) > 0)
         memcpy(s->scattered, s->joined, sizeof *s->scattered * (size_t)s->ranks);
     for (int32_t r = 0; r < s->ep; r++) {
         const double bytes = (double)s->sizes.expert_layer[layer] * (copies - 1) / copies;
-        if (step_ring(s, r, s->ep, s->groups, bytes, copies - 1, join) > 0)
+        if (step_ring_beside(s, r, s->ep, s->groups, bytes, copies - 1, join) > 0)
             for (int32_t g = 0; g < s->groups; g++)
                 s->scattered[r + g * s->ep] = s->joined[r + g * s->ep];
     }

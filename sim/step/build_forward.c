@@ -191,13 +191,13 @@ void step_build_layer_gather(mz_step *s, int32_t layer) {
     const step_join join = {STREAM_STATE, PHASE_PARAMETER_GATHER, layer, true, NULL, NULL};
     for (int32_t r = 0; r < s->ranks; r++)
         s->gathered[r] = -1;
-    if (step_ring(s, 0, 1, s->ranks, (double)s->sizes.dense_layer[layer] * (n - 1) / n, n - 1,
-                  join) > 0)
+    if (step_ring_beside(s, 0, 1, s->ranks, (double)s->sizes.dense_layer[layer] * (n - 1) / n,
+                         n - 1, join) > 0)
         memcpy(s->gathered, s->joined, sizeof *s->gathered * (size_t)s->ranks);
     /* Experts that are restored from shards in their own group have no gather besides. */
     for (int32_t r = 0; r < s->ep && !s->traits.sharded_weights; r++) {
         const double bytes = (double)s->sizes.expert_layer[layer] * (copies - 1) / copies;
-        if (step_ring(s, r, s->ep, s->groups, bytes, copies - 1, join) > 0)
+        if (step_ring_beside(s, r, s->ep, s->groups, bytes, copies - 1, join) > 0)
             for (int32_t g = 0; g < s->groups; g++)
                 s->gathered[r + g * s->ep] = s->joined[r + g * s->ep];
     }

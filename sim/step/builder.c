@@ -114,7 +114,8 @@ void step_copy(mz_step *s, int32_t rank, double bytes, step_join join) {
     if (s->code != MZ_OK)
         return;
     s->code = mz_graph_task(s->graph, queue_of(s, rank, join.stream, join.phase), seconds,
-                            launch_cost(s, 1), tag_of(join.phase, join.layer), &task, s->err);
+                            launch_cost(s, join.launched ? 0 : 1), tag_of(join.phase, join.layer),
+                            &task, s->err);
     if (join.after_compute)
         wait_for(s, task, s->last[rank]);
     if (join.also)
@@ -147,7 +148,8 @@ void step_exchange(mz_step *s, const mz_exchange *x, step_join join) {
         const int32_t rank = x->rank[m];
         mz_task task = -1;
         s->code = mz_graph_join(s->graph, queue_of(s, rank, join.stream, join.phase), id, m,
-                                launch_cost(s, 1), tag_of(join.phase, join.layer), &task, s->err);
+                                launch_cost(s, join.launched ? 0 : 1),
+                                tag_of(join.phase, join.layer), &task, s->err);
         if (join.after_compute)
             wait_for(s, task, s->last[rank]);
         if (join.also)
@@ -328,4 +330,18 @@ int32_t step_ring(mz_step *s, int32_t first, int32_t stride, int32_t members, do
         step_collect(s, rank, first + (head + block + place) % members * stride, bytes / block);
     }
     return step_run_collected(s, first, first + (members - 1) * stride + 1, rounds, join);
+}
+
+/* Ports serve one exchange after another, so a ring that is cut into groups of its rounds lets
+ * others in between, as sharing would; flows share anyway. */
+int32_t step_ring_beside(mz_step *s, int32_t first, int32_t stride, int32_t members, double bytes,
+                         double rounds, step_join join) {
+    enum { PARTS = 4 };
+    const int parts = s->options.network == MZ_NETWORK_PORT ? PARTS : 1;
+    int32_t joined = 0;
+    for (int i = 0; i < parts; i++) {
+        joined = step_ring(s, first, stride, members, bytes / parts, rounds / parts, join);
+        join.launched = true;
+    }
+    return joined;
 }

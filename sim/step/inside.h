@@ -391,6 +391,7 @@ typedef struct step_join {
     bool after_compute;    /* members wait for their last compute task */
     const mz_task *also;   /* [ranks] further tasks to wait for, -1 none; or NULL */
     const mz_task *counts; /* the same: the exchange that says how many rows come */
+    bool launched;         /* goes on with the kernel before it in the queue */
 } step_join;
 
 /* A compute task of `rank`: waits for the one before and for the rank's needs. */
@@ -423,6 +424,9 @@ int32_t step_run_collected(mz_step *s, int32_t first, int32_t end, double rounds
  * channels do, so all NICs share what leaves the domain. */
 int32_t step_ring(mz_step *s, int32_t first, int32_t stride, int32_t members, double bytes,
                   double rounds, step_join join);
+/* The same beside a layer's work: what gets ready in the meantime shares the ports with it. */
+int32_t step_ring_beside(mz_step *s, int32_t first, int32_t stride, int32_t members, double bytes,
+                         double rounds, step_join join);
 void step_span_add(mz_step *s, mz_task first, mz_task last);
 
 /* ---- exchanges of a layer call (traffic.c)

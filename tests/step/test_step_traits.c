@@ -197,6 +197,33 @@ static void test_sharded_weights(void **state) {
     tiny_free(&t);
 }
 
+/* ZeRO 3: what a policy moves in a layer waits for a quarter of the next layer's gather at most,
+ * which takes as long as before but for the rows in between. Two ranks, 2^20 values more per layer:
+ * 105 us a gather. */
+static void test_moves_beside_gathers(void **state) {
+    tiny t;
+    tiny_make(&t, 2, 2, "mm");
+    t.options.zero = 3;
+    for (int64_t i = 0; i < t.model.tensors; i++)
+        if (strcmp(t.tensor[i].name, "attention") == 0)
+            t.tensor[i].rows += (1 << 20) / TINY_H;
+    tiny_load(&t, even);
+    tiny_static_plan(&t);
+    const double layer = 2.0 * (4 * TINY_H * TINY_H + TINY_EXPERTS * TINY_H + (1 << 20));
+    const double ends = 2.0 * 2 * TINY_VOCAB * TINY_H, gather = layer / 2 / inside + 1e-6;
+    const int gathers = tiny_phase("parameter_gather"), moved = tiny_phase("weight_move");
+    mz_step_outcome o = tiny_run(&t, 1);
+    /* and the rows of a layer, sent in between */
+    assert_near(o.phase_s[gathers], 4 * gather + ends / 2 / inside + 1e-6,
+                8 * 32 * row_bytes / inside);
+    t.plan->move[0] = (mz_move){.phase = MZ_MOVE_FORWARD, .src = 0, .dst = 1, .bytes = 10000};
+    t.plan->moves = 1;
+    o = run_moves(&t, 1, 0);
+    const double move = 10000 / inside + 1e-6;
+    assert_true(o.phase_s[moved] > move && o.phase_s[moved] < move + gather / 4);
+    tiny_free(&t);
+}
+
 /* ---- planning ---- */
 
 static mz_step_outcome planned(tiny *t, int32_t steps) {
@@ -395,11 +422,17 @@ static void test_copies_on_one_device(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_once_per_step),        cmocka_unit_test(test_summed_gradients_hide),
-        cmocka_unit_test(test_lasting_plan),         cmocka_unit_test(test_prefetch),
-        cmocka_unit_test(test_sharded_weights),      cmocka_unit_test(test_planning),
-        cmocka_unit_test(test_route_needs_an_entry), cmocka_unit_test(test_chunks),
-        cmocka_unit_test(test_chunks_keep_rows),     cmocka_unit_test(test_chunks_have_tiles),
+        cmocka_unit_test(test_once_per_step),
+        cmocka_unit_test(test_summed_gradients_hide),
+        cmocka_unit_test(test_lasting_plan),
+        cmocka_unit_test(test_prefetch),
+        cmocka_unit_test(test_sharded_weights),
+        cmocka_unit_test(test_planning),
+        cmocka_unit_test(test_moves_beside_gathers),
+        cmocka_unit_test(test_route_needs_an_entry),
+        cmocka_unit_test(test_chunks),
+        cmocka_unit_test(test_chunks_keep_rows),
+        cmocka_unit_test(test_chunks_have_tiles),
         cmocka_unit_test(test_copies_on_one_device),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
