@@ -188,12 +188,46 @@ static mz_policy_traits traits_of(const lrmoe_state *state, const mz_policy_env 
     return t;
 }
 
+/* Options that another one makes idle are refused: a figure must not bear a setting that it does
+ * not have. */
+static mz_code check_options(const lrmoe_options *o, mz_err *err) {
+    const bool none = o->quota == QUOTA_NONE, placed = o->placement != PLACE_ULTRAEP;
+    const struct {
+        bool idle;
+        const char *option, *beside;
+    } rule[] = {
+        {none && o->keep > 0, "keep", "quota=none"},
+        {none && o->rows > 0, "rows", "quota=none"},
+        {none && o->memory > 0, "memory", "quota=none"},
+        {none && o->network > 0, "network", "quota=none"},
+        {none && o->time > 0, "time", "quota=none"},
+        {none && o->start > 0, "start", "quota=none"},
+        {none && o->rows_min != 1, "q_min", "quota=none"},
+        {none && o->scope != 0, "scope", "quota=none"},
+        {none && o->score != 0, "score", "quota=none"},
+        {none && o->activations != 0, "activations", "quota=none"},
+        {none && o->rescale != 0, "rescale", "quota=none"},
+        {none && o->router_gradient != 0, "router_gradient", "quota=none"},
+        {placed && o->quota == QUOTA_JOINT, "quota=joint", "another placement than ultraep"},
+        {placed && o->replicas != 0, "replicas", "another placement than ultraep"},
+        {placed && o->lifetime != 0, "lifetime", "another placement than ultraep"},
+        {o->placement == PLACE_STATIC && o->slots > 0, "slots", "placement=static"},
+        {o->placement == PLACE_STATIC && o->gradient != 0, "gradient", "placement=static"},
+    };
+    for (size_t i = 0; i < sizeof rule / sizeof *rule; i++)
+        if (rule[i].idle)
+            return mz_fail(err, MZ_EINPUT, "%s has no effect with %s: leave one of them out",
+                           rule[i].option, rule[i].beside);
+    return MZ_OK;
+}
+
 static mz_code lrmoe_init(const mz_policy_env *env, const void *options, mz_arena *arena,
                           void **out, mz_policy_traits *traits, mz_err *err) {
-    lrmoe_state *state = MZ_NEW(arena, lrmoe_state, 1);
-    if (!state)
-        return mz_fail_nomem(err, "the state of a policy");
     const lrmoe_options *o = options;
+    mz_code code = check_options(o, err);
+    lrmoe_state *state = code == MZ_OK ? MZ_NEW(arena, lrmoe_state, 1) : NULL;
+    if (!state)
+        return code != MZ_OK ? code : mz_fail_nomem(err, "the state of a policy");
     state->o = *o;
     state->ranks = env->ranks;
     state->experts = env->experts;
@@ -201,7 +235,7 @@ static mz_code lrmoe_init(const mz_policy_env *env, const void *options, mz_aren
     int32_t mains = mz_mains_per_rank(env->ranks, env->experts);
     state->slots = mains;
     if (o->placement != PLACE_STATIC) {
-        mz_code code = mz_slots("lrmoe", env, o->slots, &state->slots, err);
+        code = mz_slots("lrmoe", env, o->slots, &state->slots, err);
         if (code != MZ_OK)
             return code;
     }
@@ -222,7 +256,7 @@ static mz_code lrmoe_init(const mz_policy_env *env, const void *options, mz_aren
     state->token_bytes = env->token_bytes;
     state->slot_bytes = W + state->moves.gradient_bytes;
     *out = state;
-    mz_code code = make_parts(state, env, arena, err);
+    code = make_parts(state, env, arena, err);
     if (code == MZ_OK)
         *traits = traits_of(state, env);
     return code;

@@ -168,6 +168,8 @@ static mz_code symi_init(const mz_policy_env *env, const void *options, mz_arena
                          mz_policy_traits *traits, mz_err *err) {
     const symi_options *o = options;
     int32_t slots;
+    if (!o->drop && o->factor != 1)
+        return mz_fail(err, MZ_EINPUT, "cf has no effect with drop=no: leave one of them out");
     mz_code code = mz_slots("symi", env, o->slots, &slots, err);
     if (code != MZ_OK)
         return code;

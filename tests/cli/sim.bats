@@ -122,6 +122,24 @@ assert a == b
 EOF
 }
 
+@test "--bounds adds what balance was possible, in a second table too, and changes nothing else" {
+    "${sim[@]}" --policy static,ultraep,ideal --json >plain.json
+    "${sim[@]}" --policy static,ultraep,ideal --json --bounds >bounds.json
+    "$python" - <<'EOF'
+import json
+plain, bounds = json.load(open("plain.json")), json.load(open("bounds.json"))
+for run in bounds["runs"]:
+    hosts, some = run.pop("imbalance_bound_hosts"), run.pop("imbalance_bound_any")
+    for key in ("mean", "p95", "max"):
+        assert 1 <= some[key] <= hosts[key] <= run["rank_imbalance"][key], (run["policy"], key)
+assert plain == bounds
+EOF
+    "${sim[@]}" --policy static,ultraep --bounds >table
+    grep -q "^imbalance, max/mean .*as planned .*its hosts at best .*bound, any hosts" table
+    [ "$(grep -c '^ultraep ' table)" -eq 2 ]
+    [ -z "$(awk 'length > 100' table)" ]
+}
+
 @test "--list names every shipped model and cluster, the policies and the optimizers" {
     run --separate-stderr "$mizan" sim --list
     [ "$status" -eq 0 ]

@@ -287,7 +287,7 @@ static void test_orders_that_must_hold(void **state) {
  */
 static void test_over_budget_is_said(void **state) {
     (void)state;
-    char *policies[] = {"lrmoe[q_min=4]", "lrmoe[q_min=4,quota=none]"};
+    char *policies[] = {"lrmoe[q_min=4]", "lrmoe[quota=none]"};
     fixture f;
     run_parts(&f, policies, 2, 0, 1000);
     assert_int_equal(f.run[0].over_budget_calls, STEPS * MICRO * LAYERS);

@@ -170,11 +170,78 @@ static void test_all_policies(void **state) {
     }
 }
 
+/* Options that would be ignored beside others are refused, and the message names both. */
+static void test_idle_options(void **state) {
+    static const struct {
+        const char *text, *why;
+    } wrong[] = {
+        {"lrmoe[quota=none,keep=0.5]", "keep has no effect with quota=none"},
+        {"lrmoe[quota=none,rows=5]", "rows has no effect with quota=none"},
+        {"lrmoe[quota=none,scope=global]", "scope has no effect with quota=none"},
+        {"lrmoe[quota=none,activations=resend]", "activations has no effect with quota=none"},
+        {"lrmoe[quota=joint,placement=symi]", "quota=joint has no effect with another placement"},
+        {"lrmoe[placement=symi,replicas=group]", "replicas has no effect with another placement"},
+        {"lrmoe[placement=static,slots=4]", "slots has no effect with placement=static"},
+        {"symi[drop=no,cf=2]", "cf has no effect with drop=no"},
+    };
+    fixture f;
+    setup(&f, "h100-80gb:8", 0.2);
+    const mz_step_options options = mz_step_defaults(f.cluster->ranks);
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        char text[64], *policies[] = {text};
+        mz_sim *sim = NULL;
+        mz_err err;
+        snprintf(text, sizeof text, "%s", wrong[i].text);
+        assert_fails(mz_sim_create(f.model, f.cluster, &options, policies, 1, &sim, &err),
+                     MZ_EINPUT, wrong[i].why, &err);
+    }
+    teardown(&f);
+}
+
+/* Imbalance beside its bounds: what any placement could reach is below what the plan's own hosts
+ * could, which is below what was planned; one host each leaves no choice. Groups of 8 and of 16. */
+static void test_bounds(void **state) {
+    char fixed[] = "static", symi[] = "symi", ultraep[] = "ultraep[slots=6]", ideal[] = "ideal";
+    char *policies[] = {fixed, symi, ultraep, ideal};
+    for (int32_t ep = 8; ep <= 16; ep *= 2) {
+        mz_run run[4];
+        mz_err err;
+        mz_sim *sim;
+        fixture f;
+        setup(&f, "h100-80gb:16", 0.5);
+        mz_app app = {.log = mz_log_make(NULL, -1)};
+        mz_step_options options = mz_step_defaults(f.cluster->ranks);
+        options.ep = ep;
+        const mz_load_source loads = {&f.from,       f.cluster->ranks, f.model->experts,
+                                      f.from.layers, next_step,        next_call};
+        assert_ok(mz_sim_create(f.model, f.cluster, &options, policies, 4, &sim, &err), &err);
+        assert_ok(mz_sim_want_bounds(sim, &err), &err);
+        assert_ok(mz_sim_run(sim, &loads, &app, STEPS, &err), &err);
+        assert_ok(mz_sim_results(sim, run, &err), &err);
+        for (int i = 0; i < 4; i++) {
+            const mz_run *r = &run[i];
+            assert_true(r->bounds);
+            assert_true(1 <= r->imbalance_bound_any.mean);
+            assert_true(r->imbalance_bound_any.mean <= r->imbalance_bound_hosts.mean);
+            assert_true(r->imbalance_bound_any.max <= r->imbalance_bound_hosts.max);
+            assert_true(r->imbalance_bound_hosts.mean <= r->rank_imbalance.mean);
+            assert_true(r->imbalance_bound_hosts.max <= r->rank_imbalance.max);
+        }
+        assert_near(run[0].imbalance_bound_hosts.mean, run[0].rank_imbalance.mean, 1e-12);
+        assert_near(run[3].imbalance_bound_any.mean, run[3].rank_imbalance.mean, 1e-12);
+        assert_true(run[2].imbalance_bound_any.mean < run[0].imbalance_bound_any.mean);
+        mz_sim_free(&sim);
+        teardown(&f);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_lrmoe_with_nothing_to_drop),
         cmocka_unit_test(test_lrmoe_keeps_half),
         cmocka_unit_test(test_all_policies),
+        cmocka_unit_test(test_idle_options),
+        cmocka_unit_test(test_bounds),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
