@@ -91,7 +91,8 @@ typedef struct memory_job {
     mz_app *app;
     /* results */
     int64_t parameters[4], active, state[4]; /* by tier */
-    int64_t resident[MZ_MEM_CATEGORIES], resident_total;
+    int64_t resident[MZ_MEM_CATEGORIES], resident_total, own_experts;
+    mz_sized replicas, token_buffers;
     mz_run run;
     int64_t *rank_peak; /* [shown] the ranks of a group, or of the job with a trace */
     int32_t shown;
@@ -219,6 +220,8 @@ static mz_code keep_result(memory_job *job, const memory_run *r, mz_err *err) {
     if (!job->rank_peak)
         return mz_fail_nomem(err, "peaks of ranks");
     memcpy(job->rank_peak, job->run.rank_peak_bytes, sizeof *job->rank_peak * (size_t)job->shown);
+    mz_sim_sizing(r->sim, 0, &job->replicas, &job->token_buffers);
+    job->own_experts = mz_step_own_experts(mz_sim_step(r->sim, 0));
     mz_step_resident(mz_sim_step(r->sim, 0), job->resident);
     for (int c = 0; c < MZ_MEM_CATEGORIES; c++)
         job->resident_total += job->resident[c];
@@ -349,6 +352,18 @@ static json_t *settings_json(const memory_job *job, const char *load) {
         "keep_logits", (int)a->keep_logits, "allocator", allocator_names[a->allocator]);
 }
 
+static json_t *sized_json(const mz_sized *s) {
+    return json_pack("{s:{s:f, s:f}, s:{s:I, s:I}, s:{s:I, s:I}}", "dynamic", "sum", s->dynamic_sum,
+                     "worst", s->dynamic_worst, "highwater", "sum", (json_int_t)s->highwater_sum,
+                     "worst", (json_int_t)s->highwater_worst, "provisioned", "sum",
+                     (json_int_t)s->provisioned_sum, "worst", (json_int_t)s->provisioned_worst);
+}
+
+static json_t *experts_json(const memory_job *job) {
+    return json_pack("{s:I, s:o, s:o}", "own", (json_int_t)job->own_experts, "replicas",
+                     sized_json(&job->replicas), "token_buffers", sized_json(&job->token_buffers));
+}
+
 static json_t *ranks_json(const memory_job *job) {
     json_t *list = json_array();
     for (int32_t r = 0; list && r < job->shown; r++)
@@ -361,8 +376,8 @@ static mz_code print_json(const memory_job *job, const char *load, mz_err *err) 
     if (parameters)
         json_object_set_new(parameters, "active", json_integer(job->active));
     json_t *root = json_pack(
-        "{s:s, s:o, s:o, s:o, s:o, s:o, s:I, s:I, s:s, s:I, s:I, s:b, s:o, s:I, s:o}", "schema",
-        "mizan-memory/1", "settings", settings_json(job, load), "parameters", parameters,
+        "{s:s, s:o, s:o, s:o, s:o, s:o, s:I, s:I, s:s, s:I, s:I, s:b, s:o, s:I, s:o, s:o}",
+        "schema", "mizan-memory/1", "settings", settings_json(job, load), "parameters", parameters,
         "optimizer_state_bytes", tiers_json(job->state), "resident_memory_bytes",
         categories_json(job->resident), "memory_bytes", categories_json(job->run.memory_bytes),
         "resident_bytes", (json_int_t)job->resident_total, "peak_memory_bytes",
@@ -371,7 +386,8 @@ static mz_code print_json(const memory_job *job, const char *load, mz_err *err) 
         (json_int_t)(job->run.capacity_bytes - job->run.peak_memory_bytes), "fits",
         (int)job->run.fits, "out_of_memory",
         job->run.fits ? json_null() : mz_json_text(job->run.oom), "max_micro_batch",
-        (json_int_t)job->max_micro_batch, "rank_peak_bytes", ranks_json(job));
+        (json_int_t)job->max_micro_batch, "expert_memory_bytes", experts_json(job),
+        "rank_peak_bytes", ranks_json(job));
     if (!root)
         return mz_fail_nomem(err, "the result as JSON");
     mz_code code = mz_json_write(root, job->app->out, err);
@@ -379,8 +395,10 @@ static mz_code print_json(const memory_job *job, const char *load, mz_err *err) 
     return code;
 }
 
+static const double GIB = 1 << 30;
+
 static double gib(int64_t bytes) {
-    return (double)bytes / (double)(1 << 30);
+    return (double)bytes / GIB;
 }
 
 static void print_setting(const memory_job *job, const char *load, FILE *out) {
@@ -423,6 +441,23 @@ static void print_verdict(const memory_job *job, FILE *out) {
             job->trace ? ", recorded rows scaled" : "");
 }
 
+/* Placement, replicas and token buffers as the memory figure of LRMoE counts them. */
+static void print_experts(const memory_job *job, FILE *out) {
+    const mz_sized *r = &job->replicas, *b = &job->token_buffers;
+    fprintf(out, "%-38s %10s %10s %12s\n", "GiB of the worst rank / of all ranks", "dynamic",
+            "highwater", "provisioned");
+    const struct {
+        const char *name;
+        const mz_sized *size;
+    } row[] = {{"replicas", r}, {"token buffers", b}};
+    for (int i = 0; i < 2; i++)
+        fprintf(out, "  %-28s %8.2f / %.2f  %.2f / %.2f  %.2f / %.2f\n", row[i].name,
+                row[i].size->dynamic_worst / GIB, row[i].size->dynamic_sum / GIB,
+                gib(row[i].size->highwater_worst), gib(row[i].size->highwater_sum),
+                gib(row[i].size->provisioned_worst), gib(row[i].size->provisioned_sum));
+    fprintf(out, "  a rank's own experts (weights, gradients): %.2f\n", gib(job->own_experts));
+}
+
 static void print_model(const memory_job *job, FILE *out) {
     const int64_t *p = job->parameters, *s = job->state;
     fprintf(out,
@@ -447,6 +482,8 @@ static mz_code print_result(const memory_job *job, mz_err *err) {
     print_setting(job, load, out);
     print_categories(job, out);
     print_verdict(job, out);
+    if (job->trace)
+        print_experts(job, out);
     print_model(job, out);
     return MZ_OK;
 }

@@ -45,6 +45,8 @@ static bool passes_allocator(const mz_memory *memory, mz_memcat category) {
 static void count(mz_memory *memory, mz_memcat category, int64_t bytes) {
     const int64_t idle = memory->caching.reserved - memory->caching.allocated;
     memory->now[category] += bytes;
+    if (memory->now[category] > memory->most[category])
+        memory->most[category] = memory->now[category];
     memory->now[MZ_MEM_WORKSPACE] += idle - memory->idle;
     memory->total += bytes + idle - memory->idle;
     memory->idle = idle;

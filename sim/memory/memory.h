@@ -41,7 +41,8 @@ typedef struct mz_memory {
     mz_caching caching;
     int64_t capacity;
     int64_t now[MZ_MEM_CATEGORIES], total;
-    int64_t idle; /* counted in now[MZ_MEM_WORKSPACE] */
+    int64_t most[MZ_MEM_CATEGORIES]; /* of each category, whenever that was */
+    int64_t idle;                    /* counted in now[MZ_MEM_WORKSPACE] */
     int64_t peak, at_peak[MZ_MEM_CATEGORIES];
     int64_t idle_at_peak;
     const char *peak_label; /* of the allocation that made the peak; "" before the first */

@@ -139,6 +139,7 @@ typedef struct step_sizes {
     int64_t weights, gradients, optimizer, replicas, workspace, communication, context;
     int64_t resident;    /* their sum */
     int64_t buffers;     /* of gradients: what the policy asks for besides */
+    int64_t own_experts; /* of weights and gradients: routed experts */
     int64_t temporaries; /* of the optimizer's update */
     /* replicas held from forward to the layer's backward: weights, and gradients in backward; 0:
      * slots are resident */
@@ -282,11 +283,12 @@ struct mz_step {
     int64_t transfer_bytes, traffic_bytes[5]; /* by step_traffic */
 
     /* outcome */
-    double *busy;       /* [ranks] */
-    double *phase;      /* [ranks][PHASES] */
-    double *moe_span;   /* [ranks] */
-    int64_t *rank_peak; /* [ranks] */
-    double *begin;      /* [tasks] */
+    double *busy;                          /* [ranks] */
+    double *phase;                         /* [ranks][PHASES] */
+    double *moe_span;                      /* [ranks] */
+    int64_t *rank_peak;                    /* [ranks] */
+    int64_t *rank_replicas, *rank_buffers; /* [ranks] most of these categories */
+    double *begin;                         /* [tasks] */
     size_t begin_cap;
     step_interval *interval;
     size_t interval_cap;

@@ -39,6 +39,7 @@ typedef struct sim_policy {
     double *rank_busy;  /* [ranks] sums */
     double *rank_mean;  /* [ranks] sums / steps */
     int64_t *rank_peak; /* [ranks] maxima */
+    mz_sizing replicas, token_buffers;
 } sim_policy;
 
 struct mz_sim {
@@ -74,7 +75,9 @@ static mz_code init_policy(mz_sim *sim, sim_policy *p, const char *text, mz_err 
     p->rank_busy = MZ_NEW(&sim->arena, double, sim->ranks);
     p->rank_mean = MZ_NEW(&sim->arena, double, sim->ranks);
     p->rank_peak = MZ_NEW(&sim->arena, int64_t, sim->ranks);
-    if (!p->text || !p->state || !p->rank_busy || !p->rank_mean || !p->rank_peak)
+    if (!mz_sizing_init(&p->replicas, sim->ranks, &sim->arena) ||
+        !mz_sizing_init(&p->token_buffers, sim->ranks, &sim->arena) || !p->text || !p->state ||
+        !p->rank_busy || !p->rank_mean || !p->rank_peak)
         return mz_fail_nomem(err, "a policy");
     void *options = NULL;
     mz_code code = mz_policy_parse(text, &sim->arena, &p->policy, &options, err);
@@ -394,6 +397,8 @@ static void note_memory(mz_sim *sim, sim_policy *p, const mz_step_outcome *o) {
     for (int32_t r = 0; r < sim->ranks; r++)
         if (o->rank_peak_bytes[r] > p->rank_peak[r])
             p->rank_peak[r] = o->rank_peak_bytes[r];
+    mz_sizing_add(&p->replicas, o->rank_replica_bytes);
+    mz_sizing_add(&p->token_buffers, o->rank_token_buffer_bytes);
     if (o->peak_bytes > p->peak) {
         p->peak = o->peak_bytes;
         memcpy(p->at_peak, o->at_peak, sizeof p->at_peak);
@@ -494,6 +499,11 @@ mz_code mz_sim_run(mz_sim *sim, const mz_load_source *source, mz_app *app, int64
 
 const mz_step *mz_sim_step(const mz_sim *sim, int policy) {
     return sim->policy[policy].step;
+}
+
+void mz_sim_sizing(const mz_sim *sim, int policy, mz_sized *replicas, mz_sized *token_buffers) {
+    *replicas = mz_sizing_result(&sim->policy[policy].replicas);
+    *token_buffers = mz_sizing_result(&sim->policy[policy].token_buffers);
 }
 
 static void put_phases(const sim_policy *p, double steps, mz_run *run) {

@@ -5,6 +5,7 @@
 
 #include "common/base/app.h"
 #include "common/io/result.h"
+#include "sim/step/sizing.h"
 #include "sim/step/step.h"
 
 typedef struct mz_sim mz_sim;
@@ -23,6 +24,8 @@ mz_code mz_sim_run(mz_sim *sim, const mz_load_source *source, mz_app *app, int64
                    mz_err *err);
 /* The step builder of policy i; lives as long as the sim. */
 const mz_step *mz_sim_step(const mz_sim *sim, int policy);
+/* Replicas and token buffers of its ranks: the most of each in every step, sized three ways. */
+void mz_sim_sizing(const mz_sim *sim, int policy, mz_sized *replicas, mz_sized *token_buffers);
 /* Fills one record per policy, in the order given; arrays live as long as the sim. */
 mz_code mz_sim_results(mz_sim *sim, mz_run *runs, mz_err *err);
 

@@ -63,6 +63,8 @@ static void add_tensors(mz_step *s) {
         (expert_of(t) ? z->expert_layer : z->dense_layer)[layer] += rank_part(s, t, bytes);
         z->weights += size.weights;
         z->gradients += size.gradients;
+        if (expert_of(t))
+            z->own_experts += size.weights + size.gradients;
         z->optimizer += size.optimizer;
         z->update_bytes += size.update_bytes;
         if (size.temporaries > z->temporaries)
@@ -201,6 +203,10 @@ mz_code step_sizes_of(mz_step *s, mz_err *err) {
     for (int c = 0; c < MZ_MEM_CATEGORIES; c++)
         z->resident += held[c];
     return step_timeline_init(s, err);
+}
+
+int64_t mz_step_own_experts(const mz_step *s) {
+    return s->sizes.own_experts;
 }
 
 void mz_step_resident(const mz_step *s, int64_t bytes[MZ_MEM_CATEGORIES]) {

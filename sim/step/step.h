@@ -109,9 +109,10 @@ typedef struct mz_step_outcome {
     /* memory of this step */
     int32_t worst_rank;
     int64_t peak_bytes, at_peak[MZ_MEM_CATEGORIES], resident_bytes;
-    int64_t idle_at_peak;           /* of at_peak's workspace: what the caching allocator reserves
-                                       and no block uses */
-    const int64_t *rank_peak_bytes; /* [ranks]; with one_group those of group 0, repeated */
+    int64_t idle_at_peak; /* of at_peak's workspace: what the caching allocator reserves
+                             and no block uses */
+    /* [ranks]; with one_group those of group 0, repeated: the peak; the most of two categories */
+    const int64_t *rank_peak_bytes, *rank_replica_bytes, *rank_token_buffer_bytes;
     char peak_label[128];
     bool fits;
     char oom[256];
@@ -141,6 +142,8 @@ mz_code mz_step_finish(mz_step *step, mz_step_outcome *outcome, mz_err *err);
 
 /* Bytes that every rank holds between steps, by category; requested, before any rounding. */
 void mz_step_resident(const mz_step *step, int64_t bytes[MZ_MEM_CATEGORIES]);
+/* Of its weights and gradients, those of the routed experts that it owns. */
+int64_t mz_step_own_experts(const mz_step *step);
 /* Allocations of one rank in the step whose calls were all added, into `memory`, which the caller
  * made with mz_memory_init and ends with mz_memory_free. */
 mz_code mz_step_timeline(mz_step *step, int32_t rank, mz_memory *memory, mz_err *err);

@@ -127,7 +127,11 @@ static void take_and_give(rank_timeline *t, buffer b, int32_t layer, int64_t byt
 
 mz_code step_timeline_init(mz_step *s, mz_err *err) {
     s->held = MZ_NEW(&s->arena, mz_block, (int64_t)(s->layers + 1) * BUFFERS);
-    return s->held ? MZ_OK : mz_fail_nomem(err, "the blocks of a timeline");
+    s->rank_replicas = MZ_NEW(&s->arena, int64_t, s->ranks);
+    s->rank_buffers = MZ_NEW(&s->arena, int64_t, s->ranks);
+    return s->held && s->rank_replicas && s->rank_buffers
+               ? MZ_OK
+               : mz_fail_nomem(err, "the blocks of a timeline");
 }
 
 static bool selective(const mz_step *s) {
@@ -552,6 +556,8 @@ mz_code step_memory(mz_step *s, mz_step_outcome *o, mz_err *err) {
         if (code != MZ_OK)
             return code;
         s->rank_peak[r] = memory.peak;
+        s->rank_replicas[r] = memory.most[MZ_MEM_REPLICAS];
+        s->rank_buffers[r] = memory.most[MZ_MEM_TOKEN_BUFFERS];
         if (memory.overflowed && o->fits) {
             o->fits = false;
             describe_overflow(s, &memory, r, o);
@@ -559,8 +565,13 @@ mz_code step_memory(mz_step *s, mz_step_outcome *o, mz_err *err) {
         if (memory.peak > o->peak_bytes)
             keep_peak(&memory, r, o);
     }
-    for (int32_t r = ranks; r < s->ranks; r++)
+    for (int32_t r = ranks; r < s->ranks; r++) {
         s->rank_peak[r] = s->rank_peak[r % s->ep];
+        s->rank_replicas[r] = s->rank_replicas[r % s->ep];
+        s->rank_buffers[r] = s->rank_buffers[r % s->ep];
+    }
     o->rank_peak_bytes = s->rank_peak;
+    o->rank_replica_bytes = s->rank_replicas;
+    o->rank_token_buffer_bytes = s->rank_buffers;
     return MZ_OK;
 }

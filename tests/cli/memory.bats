@@ -125,6 +125,9 @@ study() {
 import json
 s, r = json.load(open("sim.json"))["runs"][0], json.load(open("out.json"))
 assert s["memory_bytes"] == r["memory_bytes"] and s["peak_memory_bytes"] == r["peak_memory_bytes"] and s["peak_at"] == r["peak_at"]'
+    x="r['expert_memory_bytes']"
+    holds "$x['own'] == 2 * r['parameters']['experts'] // 8 * 2 and $x['replicas']['highwater']['sum'] == 0"
+    holds "all($x['token_buffers']['dynamic'][k] <= $x['token_buffers']['highwater'][k] <= $x['token_buffers']['provisioned'][k] for k in ('sum', 'worst'))"
     memory "${small[@]}" --trace "$trace" --micro-batch 4 --seq 2048
     holds "'scaled' in r['settings']['load']"
     skewed=$("$python" -c 'import json; print(json.load(open("out.json"))["peak_memory_bytes"])')

@@ -6,6 +6,7 @@
 #include "tests/step/tiny.h"
 
 #include "common/base/rng.h"
+#include "sim/step/sizing.h"
 
 enum { W = 2 * 6144, STATE = 12 * 6144, T = 32 };
 
@@ -38,6 +39,8 @@ static void timeline(tiny *t, int32_t micro_batches, int32_t rank, mz_memory *me
     mz_memory_init(memory, (int64_t)t->cluster.device.memory_bytes, t->options.allocator, true);
     assert_ok(mz_step_timeline(step, rank, memory, &err), &err);
     assert_int_equal(memory->peak, outcome.rank_peak_bytes[rank]);
+    assert_int_equal(memory->most[MZ_MEM_REPLICAS], outcome.rank_replica_bytes[rank]);
+    assert_int_equal(memory->most[MZ_MEM_TOKEN_BUFFERS], outcome.rank_token_buffer_bytes[rank]);
     mz_step_free(&step);
 }
 
@@ -151,6 +154,26 @@ static void test_buffer_bytes(void **state) {
     tiny_free(&t);
 }
 
+/* Three ranks, two steps: 5 1 3 and 2 4 3. */
+static void test_sizing(void **state) {
+    const int64_t first[] = {5, 1, 3}, second[] = {2, 4, 3};
+    mz_arena arena = {0};
+    mz_sizing sizing;
+    assert_true(mz_sizing_init(&sizing, 3, &arena));
+    mz_sized sized = mz_sizing_result(&sizing);
+    assert_true(sized.dynamic_sum == 0 && sized.provisioned_sum == 0);
+    mz_sizing_add(&sizing, first);
+    mz_sizing_add(&sizing, second);
+    sized = mz_sizing_result(&sizing);
+    assert_near(sized.dynamic_sum, 9, 0);
+    assert_near(sized.dynamic_worst, 4.5, 0);
+    assert_int_equal(sized.highwater_sum, 5 + 4 + 3);
+    assert_int_equal(sized.highwater_worst, 5);
+    assert_int_equal(sized.provisioned_sum, 15);
+    assert_int_equal(sized.provisioned_worst, 5);
+    mz_arena_free(&arena);
+}
+
 /* ---- activations -------------------------------------------------------------------------------
  */
 
@@ -245,7 +268,8 @@ static void draw(tiny *t, uint64_t seed) {
  * was there before it is in blocks. */
 static void test_sums_at_every_event(void **state) {
     for (uint64_t seed = 0; seed < 60; seed++) {
-        int64_t now[MZ_MEM_CATEGORIES] = {0}, held[MZ_MEM_CATEGORIES], sum = 0;
+        int64_t now[MZ_MEM_CATEGORIES] = {0}, most[MZ_MEM_CATEGORIES] = {0};
+        int64_t held[MZ_MEM_CATEGORIES], sum = 0;
         mz_memory m;
         tiny t;
         draw(&t, seed);
@@ -256,10 +280,13 @@ static void test_sums_at_every_event(void **state) {
             const mz_memory_event *e = &m.event[i];
             now[e->category] += e->delta;
             sum += e->delta;
+            if (now[e->category] > most[e->category])
+                most[e->category] = now[e->category];
             assert_true(now[e->category] >= 0 && e->idle >= 0);
             assert_true(e->total == sum + e->idle && e->total <= m.peak);
         }
         for (int c = 0; c < MZ_MEM_CATEGORIES; c++) {
+            assert_true(c == MZ_MEM_WORKSPACE || m.most[c] == most[c]);
             assert_true(now[c] >= held[c]);
             if (t.options.allocator == MZ_ALLOCATOR_EXACT)
                 assert_int_equal(now[c], held[c]);
@@ -386,11 +413,17 @@ static void test_memory_alone(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_lasting_replicas),    cmocka_unit_test(test_transient_replicas),
-        cmocka_unit_test(test_sharded_weights),     cmocka_unit_test(test_buffer_bytes),
-        cmocka_unit_test(test_eager_attention),     cmocka_unit_test(test_kept_logits),
-        cmocka_unit_test(test_sums_at_every_event), cmocka_unit_test(test_caching_against_exact),
-        cmocka_unit_test(test_shards_add_up),       cmocka_unit_test(test_peak_grows_with_tokens),
+        cmocka_unit_test(test_lasting_replicas),
+        cmocka_unit_test(test_transient_replicas),
+        cmocka_unit_test(test_sharded_weights),
+        cmocka_unit_test(test_buffer_bytes),
+        cmocka_unit_test(test_sizing),
+        cmocka_unit_test(test_eager_attention),
+        cmocka_unit_test(test_kept_logits),
+        cmocka_unit_test(test_sums_at_every_event),
+        cmocka_unit_test(test_caching_against_exact),
+        cmocka_unit_test(test_shards_add_up),
+        cmocka_unit_test(test_peak_grows_with_tokens),
         cmocka_unit_test(test_memory_alone),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

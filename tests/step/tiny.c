@@ -203,7 +203,7 @@ mz_step_outcome tiny_run(tiny *t, int32_t micro_batches) {
     mz_step_outcome outcome;
     tiny_step(t, micro_batches, &step, &outcome);
     outcome.rank_busy_s = NULL;
-    outcome.rank_peak_bytes = NULL;
+    outcome.rank_peak_bytes = outcome.rank_replica_bytes = outcome.rank_token_buffer_bytes = NULL;
     mz_step_free(&step);
     return outcome;
 }
