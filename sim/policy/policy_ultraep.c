@@ -10,9 +10,10 @@
  * 1, u_min 1024, zero_main no, locality yes, relay yes, scope domain. Scope: the paper solves
  * inside one scale-up domain. Where the group spans several, `domain` solves each by itself, so
  * experts never leave their main's domain and imbalance between domains stays; `group` solves once
- * for all ranks. Which of a source's pairs go where follows the source's stride (mz_stride). Departures: the kernel's limits (512 experts, 72 ranks, 512 replicas per domain)
- * are not enforced; its four parallel probes run one after the other; tiles and SM counts of its
- * transfers belong to calibration. */
+ * for all ranks. Which of a source's pairs go where follows the source's stride (mz_stride).
+ * Departures: the kernel's limits (512 experts, 72 ranks, 512 replicas per domain) are not
+ * enforced; its four parallel probes run one after the other; tiles and SM counts of its transfers
+ * belong to calibration. */
 #include "sim/policy/parts.h"
 
 enum { DIRECT_DOMAIN = 8 }; /* domains of at most this many ranks never relay */
