@@ -457,7 +457,7 @@ static mz_code unknown(const char *name, mz_err *err) {
 }
 
 mz_code mz_optimizer_parse(const char *text, mz_optimizer *optimizer, mz_err *err) {
-    char copy[sizeof optimizer->name], owner[64], *options;
+    char copy[sizeof optimizer->name], owner[sizeof optimizer->name + 16], *options;
     if (snprintf(copy, sizeof copy, "%s", text) >= (int)sizeof copy)
         return mz_fail(err, MZ_EINPUT, "optimizer \"%.40s...\": longer than %zu letters", text,
                        sizeof copy - 1);
