@@ -1,6 +1,6 @@
 /* laer: counts, placement, routing and modelled time of balancing-systems.md section 7 by hand and
  * against a plain re-computation; its transfers (section 12). */
-#include "fixture.h"
+#include "near.h"
 
 #include <math.h>
 
@@ -82,13 +82,6 @@ static void candidates_by_hand(void **unused) {
 /* ---- a plain re-computation
  * ----------------------------------------------------------------------*/
 
-typedef struct machine {
-    int32_t ranks, experts, slots, domains;
-    const int32_t *domain;
-    double inside, outside, product; /* seconds per pair */
-    bool busiest;
-} machine;
-
 static void naive_queue(const machine *m, const int64_t *total, int32_t *count) {
     const int32_t all = m->ranks * m->slots;
     bool done[64] = {0};
@@ -144,23 +137,6 @@ static void naive_place(const machine *m, const int64_t *total, const int32_t *c
     }
     free(load);
     free(used);
-}
-
-/* Rows of (s, e) on rank g. */
-static int64_t naive_rows(const machine *m, const int32_t *a, int64_t rows, int32_t s, int32_t e,
-                          int32_t g) {
-    int64_t near = 0, all = 0, before = 0;
-    for (int32_t i = 0; i < m->ranks; i++) {
-        all += a[e * m->ranks + i];
-        near += m->domain[i] == m->domain[s] ? a[e * m->ranks + i] : 0;
-    }
-    const int64_t n = near > 0 ? near : all, w = a[e * m->ranks + g];
-    if (near > 0 && m->domain[g] != m->domain[s])
-        return 0;
-    for (int32_t i = 0; i < g; i++)
-        before += near == 0 || m->domain[i] == m->domain[s] ? a[e * m->ranks + i] : 0;
-    const int64_t extra = rows % n - before;
-    return rows / n * w + (extra < 0 ? 0 : (extra < w ? extra : w));
 }
 
 static double naive_time(const machine *m, const mz_load *load, const int32_t *a) {
