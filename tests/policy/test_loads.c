@@ -138,9 +138,11 @@ static void every_policy_on_every_load(void **unused) {
     print_message("\n");
 }
 
-/* Rules that promise never to be busier than their start: fixed homes. */
+/* Rules that promise never to be busier than their start, fixed homes: exact spreading over homes
+ * and copies, and the optimum of a linear programme in which homes may keep everything. */
 static void gains_only(void **unused) {
-    static const char *const texts[] = {"static", "lrmoe[quota=none]", "ideal"};
+    static const char *const texts[] = {"static", "lrmoe[quota=none]", "ideal",
+                                        "lplb[reorder=no,map=exact]"};
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
         for (int w = 0; w < LOADS; w++)
             assert_int_equal(run(texts[i], w).worse, 0);
