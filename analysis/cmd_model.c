@@ -54,7 +54,7 @@ static const mz_opt_spec model_spec = {
 typedef struct optimizer_sums {
     mz_optimizer optimizer;
     int64_t state[TIERS + 1], replicated;
-    double traffic, flops, exchange;
+    double traffic[TIERS + 1], flops[TIERS + 1], exchange;
     int64_t temporary; /* largest of any tensor */
 } optimizer_sums;
 
@@ -84,8 +84,10 @@ static void add_up(const model_job *job, optimizer_sums *sums) {
         sums->state[t->tier] += u.state_bytes;
         sums->state[TOTAL] += u.state_bytes;
         sums->replicated += u.replicated_bytes;
-        sums->traffic += u.traffic_bytes;
-        sums->flops += u.flops;
+        sums->traffic[t->tier] += u.traffic_bytes;
+        sums->traffic[TOTAL] += u.traffic_bytes;
+        sums->flops[t->tier] += u.flops;
+        sums->flops[TOTAL] += u.flops;
         sums->exchange += u.exchange_bytes;
         if (u.temporary_bytes > sums->temporary)
             sums->temporary = u.temporary_bytes;
@@ -159,12 +161,13 @@ static const char *layer_kind(const mz_model *m, int32_t layer) {
 /* ---- JSON --------------------------------------------------------------------------------------
  */
 
-static json_t *by_tier(const int64_t sums[TIERS + 1]) {
+/* The total first. Takes over what `of` makes of each sum. */
+static json_t *by_tier(const void *sums, json_t *(*of)(const void *sums, int tier)) {
     json_t *object = json_object();
     bool failed = !object;
     for (int i = 0; i <= TIERS && !failed; i++) {
-        const int tier = (i + TOTAL) % (TIERS + 1); /* the total first */
-        failed = json_object_set_new(object, tier_names[tier], json_integer(sums[tier])) != 0;
+        const int tier = (i + TOTAL) % (TIERS + 1);
+        failed = json_object_set_new(object, tier_names[tier], of(sums, tier)) != 0;
     }
     if (!failed)
         return object;
@@ -172,12 +175,20 @@ static json_t *by_tier(const int64_t sums[TIERS + 1]) {
     return NULL;
 }
 
+static json_t *whole_of(const void *sums, int tier) {
+    return json_integer(((const int64_t *)sums)[tier]);
+}
+
+static json_t *real_of(const void *sums, int tier) {
+    return json_real(((const double *)sums)[tier]);
+}
+
 static json_t *parameters_json(const mz_model *m) {
     int64_t sums[TIERS + 1] = {0};
     for (int tier = 0; tier < TIERS; tier++)
         sums[tier] = mz_model_parameters(m, (mz_tier)tier);
     sums[TOTAL] = mz_model_total(m);
-    json_t *object = by_tier(sums);
+    json_t *object = by_tier(sums, whole_of);
     if (object &&
         json_object_set_new(object, "active", json_integer(mz_model_active_parameters(m))) == 0)
         return object;
@@ -189,7 +200,7 @@ static json_t *bytes_json(const mz_model *m) {
     int64_t sums[TIERS + 1] = {0};
     for (int tier = 0; tier < TIERS; tier++)
         sums[TOTAL] += sums[tier] = mz_model_bytes(m, (mz_tier)tier);
-    return by_tier(sums);
+    return by_tier(sums, whole_of);
 }
 
 static json_t *published_json(const mz_model *m) {
@@ -208,7 +219,7 @@ static json_t *layers_json(const mz_model *m) {
         const layer_run run = next_run(m, layer);
         json_t *item =
             json_pack("{s:i, s:i, s:s, s:o}", "first", run.first, "last", run.last, "kind",
-                      layer_kind(m, run.first), "parameters", by_tier(run.parameters));
+                      layer_kind(m, run.first), "parameters", by_tier(run.parameters, whole_of));
         if (json_array_append_new(list, item) != 0) {
             json_decref(list);
             return NULL;
@@ -248,11 +259,12 @@ static json_t *optimizers_json(const model_job *job) {
     for (int i = 0; list && i < job->count; i++) {
         const optimizer_sums *s = &job->sums[i];
         json_t *item = json_pack(
-            "{s:s, s:I, s:s, s:o, s:I, s:f, s:f, s:f, s:I}", "name", s->optimizer.name, "parts",
+            "{s:s, s:I, s:s, s:o, s:I, s:o, s:o, s:f, s:I}", "name", s->optimizer.name, "parts",
             (json_int_t)job->args.parts, "temporaries", temporaries_names[job->args.temporaries],
-            "state_bytes", by_tier(s->state), "replicated_bytes", (json_int_t)s->replicated,
-            "traffic_bytes", s->traffic, "flops", s->flops, "exchange_bytes", s->exchange,
-            "temporary_bytes", (json_int_t)s->temporary);
+            "state_bytes", by_tier(s->state, whole_of), "replicated_bytes",
+            (json_int_t)s->replicated, "traffic_bytes", by_tier(s->traffic, real_of), "flops",
+            by_tier(s->flops, real_of), "exchange_bytes", s->exchange, "temporary_bytes",
+            (json_int_t)s->temporary);
         if (json_array_append_new(list, item) != 0) {
             json_decref(list);
             return NULL;
@@ -410,8 +422,8 @@ static void print_optimizers(const model_job *job, FILE *out) {
         for (int tier = 0; tier < TIERS; tier++)
             if (shows(job->model, tier))
                 fprintf(out, " %11s", bytes_cell((double)s->state[tier]).text);
-        fprintf(out, " %11s %11s %8.2f", bytes_cell(s->traffic).text,
-                bytes_cell((double)s->temporary).text, s->flops / 1e12);
+        fprintf(out, " %11s %11s %8.2f", bytes_cell(s->traffic[TOTAL]).text,
+                bytes_cell((double)s->temporary).text, s->flops[TOTAL] / 1e12);
         if (job->args.parts > 1)
             fprintf(out, " %11s %11s", bytes_cell((double)s->replicated).text,
                     bytes_cell(s->exchange).text);

@@ -44,6 +44,7 @@ typedef struct needs {
     int64_t summed;      /* summed over the parts of a cut copy in every step */
     bool whole;          /* a part needs the gradient of the whole copy */
     double extra;        /* fused traffic beyond gradient, weights, and state in and out once */
+    double products;     /* traffic of matrix products, fused or not */
     double sweeps;       /* unfused: passes over fp32 values */
     double flops;
     int copies;          /* unfused: fp32 copies of the rule itself */
@@ -140,8 +141,9 @@ static needs muon(const mz_optimizer_options *o, const mz_tensor *t) {
     const double n = (double)small, m = (double)large, times = (double)o->iterations;
     return (needs){.value_state = 4 * values(t),
                    .whole = true,
-                   .extra = 4 * n * m + times * (6 * n * m + 8 * n * n),
-                   .sweeps = 8 + times * (6 * n * m + 8 * n * n) / (4 * n * m),
+                   .extra = 4 * n * m,
+                   .products = times * (6 * n * m + 8 * n * n),
+                   .sweeps = 8,
                    .flops = times * (4 * n * n * m + 2 * n * n * n),
                    .copies = 1,
                    .matrix_work = 4 * small * large + 6 * small * small};
@@ -272,8 +274,7 @@ static double fused_bytes(const needs *n, const mz_tensor *t, write_back write, 
     const double b = t->bytes_per_value, v = (double)values(t);
     const double rows = (double)(n->row_state * t->rows);
     const double once = (write == WRITE_MASTER ? 2 : 3) * b * v; /* master: weights only written */
-    return p.copies * (once + 2 * ((double)n->value_state + rows)) +
-           (n->whole ? (double)p.touched : p.copies) * n->extra +
+    return p.copies * (once + 2 * ((double)n->value_state + rows) + n->extra) +
            2 * (double)p.touched * (double)n->whole_state;
 }
 
@@ -319,6 +320,7 @@ mz_update mz_optimizer_update(const mz_optimizer *optimizer, const mz_tensor *te
         how = MZ_TEMPORARIES_FUSED;
     u.traffic_bytes = how == MZ_TEMPORARIES_FUSED ? fused_bytes(&n, tensor, write, p)
                                                   : unfused_bytes(&n, tensor, write, p);
+    u.traffic_bytes += (n.whole ? (double)p.touched : p.copies) * n.products;
     u.temporary_bytes = temporaries(&n, tensor, write, p, u.values, how);
     return u;
 }

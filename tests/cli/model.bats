@@ -183,6 +183,9 @@ assert at == d["architecture"]["layers"]
 assert all(total[t] == d["parameters"][t] for t in tiers)
 for o in d["optimizers"]:
     assert adds_up(o["state_bytes"]), o
+    assert abs(o["traffic_bytes"]["total"] - sum(o["traffic_bytes"][t] for t in tiers)) < 1, o
+    assert abs(o["flops"]["total"] - sum(o["flops"][t] for t in tiers)) < 1, o
+    assert o["flops"]["router"] == 0 or o["name"] != "muon", o
 assert len(d["optimizers"]) >= 9
 PY
     for name in $(ls "$root/sim/model/configs" | sed 's/\.json$//'); do
