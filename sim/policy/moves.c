@@ -103,46 +103,41 @@ mz_code mz_plan_replica_moves(mz_plan *plan, const mz_replica_moves *how, int64_
     return code;
 }
 
-/* plan->scratch marks the hosts of one expert; m of them are distinct. */
-static int32_t mark_hosts(mz_plan *plan, int32_t e) {
+/* Distinct hosts of one expert by ascending rank in plan->scratch; returns their number. Hosts come
+ * nearly in order, so insertion is quick. */
+static int32_t sorted_hosts(mz_plan *plan, int32_t e) {
+    int64_t *host = plan->scratch;
     int32_t m = 0;
-    memset(plan->scratch, 0, sizeof(int64_t) * (size_t)plan->ranks);
     for (int32_t i = plan->begin[e]; i < plan->begin[e + 1]; i++) {
-        m += plan->scratch[plan->rank[i]] == 0;
-        plan->scratch[plan->rank[i]] = 1;
+        const int32_t rank = plan->rank[i];
+        int32_t at = m;
+        while (at > 0 && host[at - 1] > rank)
+            at--;
+        if (at > 0 && host[at - 1] == rank)
+            continue;
+        memmove(host + at + 1, host + at, sizeof(int64_t) * (size_t)(m - at));
+        host[at] = rank;
+        m++;
     }
     return m;
 }
 
 mz_code mz_plan_ring_moves(mz_plan *plan, int64_t bytes, mz_move_phase phase, mz_move_hide hide,
                            mz_err *err) {
-    mz_code code = MZ_OK;
     for (int32_t e = 0; e < plan->experts; e++) {
-        if (plan->begin[e + 1] - plan->begin[e] < 2)
-            continue;
-        const int32_t m = mark_hosts(plan, e);
-        if (m < 2)
-            continue;
-        mz_move ring = {.kind = MZ_MOVE_GRADIENTS,
-                        .phase = phase,
-                        .hide = hide,
-                        .expert = e,
-                        .bytes = 2 * (m - 1) * bytes / m};
-        int32_t first = -1, last = -1;
-        for (int32_t r = 0; code == MZ_OK && r < plan->ranks; r++) {
-            if (plan->scratch[r] == 0)
-                continue;
-            ring.src = last;
-            ring.dst = r;
-            code = last < 0 ? MZ_OK : mz_plan_add_move(plan, ring, err);
-            first = first < 0 ? r : first;
-            last = r;
+        const int32_t m = plan->begin[e + 1] - plan->begin[e] < 2 ? 1 : sorted_hosts(plan, e);
+        for (int32_t i = 0; m > 1 && i < m; i++) {
+            mz_move ring = {.kind = MZ_MOVE_GRADIENTS,
+                            .phase = phase,
+                            .hide = hide,
+                            .expert = e,
+                            .src = (int32_t)plan->scratch[i],
+                            .dst = (int32_t)plan->scratch[i + 1 < m ? i + 1 : 0],
+                            .bytes = 2 * (m - 1) * bytes / m};
+            mz_code code = mz_plan_add_move(plan, ring, err);
+            if (code != MZ_OK)
+                return code;
         }
-        ring.src = last;
-        ring.dst = first;
-        code = code == MZ_OK ? mz_plan_add_move(plan, ring, err) : code;
-        if (code != MZ_OK)
-            return code;
     }
     return MZ_OK;
 }
