@@ -18,10 +18,10 @@ enum {
 
 typedef struct memory_args {
     const char *model, *cluster, *optimizer, *policy, *trace;
-    int64_t ep, zero, seq, micro_batch, micro_batches, step_tokens, first_step, steps;
+    int64_t loss_tokens, ep, zero, seq, micro_batch, micro_batches, step_tokens, first_step, steps;
     double imbalance;
     int recompute, temporaries, attention, allocator;
-    bool keep_logits, json, quiet, verbose;
+    bool keep_logits, no_search, json, quiet, verbose;
 } memory_args;
 
 #define AT(field) offsetof(memory_args, field)
@@ -54,6 +54,8 @@ static const mz_opt memory_options[] = {
      "eager keeps the attention probabilities"},
     {"temporaries", 0, MZ_OPT_ENUM, AT(temporaries), "fused", "unfused|chunked|fused",
      "temporaries of the optimizer's update"},
+    {"loss-tokens", 0, MZ_OPT_INT, AT(loss_tokens), "0", "N",
+     "logits and loss for so many tokens at a time; 0: all at once", 0, TOKENS_MAX},
     {"keep-logits", 0, MZ_OPT_FLAG, AT(keep_logits), NULL, NULL,
      "the training loop holds the last logits until the next ones are there"},
     {"allocator", 0, MZ_OPT_ENUM, AT(allocator), "exact", "exact|caching",
@@ -64,6 +66,8 @@ static const mz_opt memory_options[] = {
      1e15},
     {"steps", 'n', MZ_OPT_INT, AT(steps), "0", "N", "of the trace: look at so many steps; 0: all",
      0, 1e15},
+    {"no-search", 0, MZ_OPT_FLAG, AT(no_search), NULL, NULL,
+     "leave out the largest micro-batch, which takes a dozen passes over a trace"},
     {"json", 0, MZ_OPT_FLAG, AT(json), NULL, NULL, "one JSON object on stdout (mizan-memory/1)"},
     MZ_OPT_COMMON_ROWS(memory_args),
 };
@@ -133,6 +137,7 @@ static mz_code step_options(memory_job *job, mz_err *err) {
     o->temporaries = temporaries[a->temporaries];
     o->allocator = (mz_allocator)a->allocator;
     o->keep_logits = a->keep_logits;
+    o->loss_tokens = a->loss_tokens;
     o->memory_only = true;
     o->one_group = !job->trace;
     o->optimizer = &job->optimizer;
@@ -290,7 +295,7 @@ static mz_code work(memory_job *job, mz_err *err) {
         micro_batch = 1;
     count_parameters(job);
     mz_code code = run_once(job, micro_batch, true, &fits, err);
-    return code == MZ_OK ? find_largest(job, err) : code;
+    return code == MZ_OK && !job->args.no_search ? find_largest(job, err) : code;
 }
 
 /* ---- output ------------------------------------------------------------------------------------
@@ -342,14 +347,16 @@ static json_t *settings_json(const memory_job *job, const char *load) {
     const memory_args *a = &job->args;
     const mz_step_options *o = &job->options;
     return json_pack(
-        "{s:s, s:s, s:i, s:i, s:i, s:s, s:s, s:o, s:s, s:I, s:I, s:I, s:s, s:s, s:s, s:b, s:s}",
+        "{s:s, s:s, s:i, s:i, s:i, s:s, s:s, s:o, s:s, s:I, s:I, s:I, s:s, s:s, s:s, s:I, s:b, "
+        "s:s}",
         "model", job->model->name, "cluster", job->cluster->name, "ranks", job->cluster->ranks,
         "ep", o->ep, "zero", o->zero, "optimizer", job->optimizer.name, "policy", a->policy,
         "trace", a->trace ? mz_json_text(a->trace) : json_null(), "load", load, "sequence_length",
         (json_int_t)o->sequence_length, "micro_batch", (json_int_t)a->micro_batch, "micro_batches",
         (json_int_t)a->micro_batches, "recompute", recompute_names[a->recompute], "attention",
         attention_names[a->attention], "temporaries", temporaries_names[a->temporaries],
-        "keep_logits", (int)a->keep_logits, "allocator", allocator_names[a->allocator]);
+        "loss_tokens", (json_int_t)a->loss_tokens, "keep_logits", (int)a->keep_logits, "allocator",
+        allocator_names[a->allocator]);
 }
 
 static json_t *sized_json(const mz_sized *s) {
@@ -376,7 +383,7 @@ static mz_code print_json(const memory_job *job, const char *load, mz_err *err) 
     if (parameters)
         json_object_set_new(parameters, "active", json_integer(job->active));
     json_t *root = json_pack(
-        "{s:s, s:o, s:o, s:o, s:o, s:o, s:I, s:I, s:s, s:I, s:I, s:b, s:o, s:I, s:o, s:o}",
+        "{s:s, s:o, s:o, s:o, s:o, s:o, s:I, s:I, s:s, s:I, s:I, s:b, s:o, s:o, s:o, s:o}",
         "schema", "mizan-memory/1", "settings", settings_json(job, load), "parameters", parameters,
         "optimizer_state_bytes", tiers_json(job->state), "resident_memory_bytes",
         categories_json(job->resident), "memory_bytes", categories_json(job->run.memory_bytes),
@@ -386,8 +393,8 @@ static mz_code print_json(const memory_job *job, const char *load, mz_err *err) 
         (json_int_t)(job->run.capacity_bytes - job->run.peak_memory_bytes), "fits",
         (int)job->run.fits, "out_of_memory",
         job->run.fits ? json_null() : mz_json_text(job->run.oom), "max_micro_batch",
-        (json_int_t)job->max_micro_batch, "expert_memory_bytes", experts_json(job),
-        "rank_peak_bytes", ranks_json(job));
+        job->args.no_search ? json_null() : json_integer(job->max_micro_batch),
+        "expert_memory_bytes", experts_json(job), "rank_peak_bytes", ranks_json(job));
     if (!root)
         return mz_fail_nomem(err, "the result as JSON");
     mz_code code = mz_json_write(root, job->app->out, err);
@@ -409,6 +416,8 @@ static void print_setting(const memory_job *job, const char *load, FILE *out) {
             job->optimizer.name, temporaries_names[a->temporaries], recompute_names[a->recompute],
             attention_names[a->attention], allocator_names[a->allocator],
             a->keep_logits ? "; logits kept" : "");
+    if (a->loss_tokens)
+        fprintf(out, "loss of %lld tokens at a time\n", (long long)a->loss_tokens);
     fprintf(out, "%s\n", load);
 }
 
@@ -436,6 +445,8 @@ static void print_verdict(const memory_job *job, FILE *out) {
         fprintf(out, "%s\n", r->oom);
     fprintf(out, "peak made by: %s; ranks' peaks %.2f to %.2f GiB\n", r->peak_at, gib(least),
             gib(r->peak_memory_bytes));
+    if (job->args.no_search)
+        return;
     fprintf(out, "largest micro-batch that fits: %lld x %lld tokens%s\n",
             (long long)job->max_micro_batch, (long long)job->options.sequence_length,
             job->trace ? ", recorded rows scaled" : "");
@@ -499,6 +510,7 @@ static mz_code check_args(const memory_args *a, mz_err *err) {
         {a->trace && a->imbalance > 1, "--imbalance and --trace exclude each other"},
         {a->trace && a->micro_batches > 1,
          "--micro-batches and --trace exclude each other: the trace has its own"},
+        {a->keep_logits && a->loss_tokens, "--keep-logits and --loss-tokens exclude each other"},
         {a->seq * a->micro_batch > TOKENS_MAX,
          "--micro-batch times --seq is more than 2^30 tokens"},
     };

@@ -100,7 +100,7 @@ static void token_sizes(mz_step *s) {
     z->dense_work = 2 * (gates + 1) * m->dense_intermediate;
     z->shared_work = 2 * (gates + 1) * m->shared_intermediate;
     z->logits = 2 * m->vocab;
-    z->loss_work = 4 * m->vocab + 4 * h;
+    z->loss_work = 4 * m->vocab;
     z->row = 2 * h;
     z->gate_up = 2 * w.up;
     z->act = 2 * m->expert_intermediate;

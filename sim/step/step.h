@@ -64,6 +64,9 @@ typedef struct mz_step_options {
     mz_dispatch dispatch;
     mz_recompute recompute;
     mz_attention attention;
+    int64_t
+        loss_tokens;  /* logits and their loss are computed for so many tokens at a time, as fused
+                         linear cross-entropy does (Liger kernels, arXiv 2410.10989); 0: all */
     bool keep_logits; /* the training loop still holds a micro-batch's logits until the next ones
                          are there: through the optimizer's update */
     mz_temporaries temporaries;

@@ -44,6 +44,7 @@ typedef enum buffer {
     BUFFER_FFN_BACK,
     BUFFER_ATTENTION_BACK,
     BUFFER_IDS,
+    BUFFER_NORM,
     BUFFER_LOGITS,
     BUFFER_KEPT_LOGITS,
     BUFFER_LOSS,
@@ -86,6 +87,7 @@ static const struct {
     [BUFFER_FFN_BACK] = {MZ_MEM_TEMPORARIES, "layer %d feed-forward gradients"},
     [BUFFER_ATTENTION_BACK] = {MZ_MEM_TEMPORARIES, "layer %d attention gradients"},
     [BUFFER_IDS] = {MZ_MEM_ACTIVATIONS, "token ids and targets"},
+    [BUFFER_NORM] = {MZ_MEM_TEMPORARIES, "final norm"},
     [BUFFER_LOGITS] = {MZ_MEM_ACTIVATIONS, "logits"},
     [BUFFER_KEPT_LOGITS] = {MZ_MEM_ACTIVATIONS, "logits of the micro-batch before"},
     [BUFFER_LOSS] = {MZ_MEM_TEMPORARIES, "fp32 logits of the loss"},
@@ -375,12 +377,18 @@ static void layer_backward(rank_timeline *t, layer_call in) {
 /* ---- one step ----------------------------------------------------------------------------------
  */
 
-/* The logits become those of the micro-batch before when a training loop holds on to them. */
+/* Input and output of the final norm; logits in bf16 and, with their exponentials and gradients in
+ * place, in fp32 (Megatron-LM's cross entropy). The logits become those of the micro-batch before
+ * when a training loop holds on to them. */
 static void loss(rank_timeline *t) {
     const mz_step *s = t->s;
     const int32_t top = s->layers;
-    take(t, BUFFER_LOGITS, top, s->sizes.logits * t->tokens);
-    take_and_give(t, BUFFER_LOSS, top, s->sizes.loss_work * t->tokens);
+    const int64_t piece = s->options.loss_tokens, tokens = t->tokens;
+    const int64_t at_once = piece > 0 && piece < tokens ? piece : tokens;
+    take(t, BUFFER_NORM, top, 2 * s->sizes.input * tokens);
+    take(t, BUFFER_LOGITS, top, s->sizes.logits * at_once);
+    take_and_give(t, BUFFER_LOSS, top, s->sizes.loss_work * at_once);
+    give(t, BUFFER_NORM, top);
     give(t, BUFFER_KEPT_LOGITS, top);
     if (s->options.keep_logits && t->code == MZ_OK) {
         *held(t, BUFFER_KEPT_LOGITS, top) = *held(t, BUFFER_LOGITS, top);

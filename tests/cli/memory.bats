@@ -157,6 +157,13 @@ assert s["memory_bytes"] == r["memory_bytes"] and s["peak_memory_bytes"] == r["p
     holds "$flash <= r['peak_memory_bytes'] < 1.2 * $flash and sum(m.values()) == r['peak_memory_bytes']"
 }
 
+@test "a loss in pieces leaves one piece's logits" {
+    memory "${small[@]}" --recompute full
+    holds "r['peak_at'] == 'fp32 logits of the loss' and m['temporaries'] == (4 * 50304 + 4 * 2048) * 4096"
+    memory "${small[@]}" --recompute full --loss-tokens 1024
+    holds "r['peak_at'].startswith('layer') and m['temporaries'] < 2**30 // 10"
+}
+
 @test "the same input gives the same bytes" {
     memory "${small[@]}" --policy 'lrmoe[keep=0.5]' --trace "$trace" && mv out.json first.json
     memory "${small[@]}" --policy 'lrmoe[keep=0.5]' --trace "$trace"
@@ -174,6 +181,7 @@ assert s["memory_bytes"] == r["memory_bytes"] and s["peak_memory_bytes"] == r["p
     fails 2 "impossible" "$mizan" memory "${small[@]}" --imbalance 9
     fails 2 "impossible" "$mizan" memory --model mixtral-8x7b --cluster h200:8 --imbalance 5
     fails 2 "exclude each other" "$mizan" memory "${small[@]}" --imbalance 2 --trace "$trace"
+    fails 2 "exclude each other" "$mizan" memory "${small[@]}" --keep-logits --loss-tokens 64
     fails 2 "--steps belongs to --trace" "$mizan" memory "${small[@]}" --steps 2
     fails 2 "2^30 tokens" "$mizan" memory "${small[@]}" --micro-batch 1000000 --seq 100000
     fails 2 "experts per layer" "$mizan" memory --model mixtral-8x7b --cluster a100-80gb:8 --trace "$trace"

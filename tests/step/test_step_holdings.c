@@ -230,6 +230,23 @@ static void test_kept_logits(void **state) {
     tiny_free(&t);
 }
 
+/* Logits 2V and their fp32 4V for 8 of 32 tokens at a time; the final norm's 4H for all. */
+static void test_loss_in_pieces(void **state) {
+    tiny t;
+    make(&t, 1, 1, "m");
+    t.model.vocab = 1 << 16; /* the loss makes the peak */
+    const mz_step_outcome whole = tiny_run(&t, 1);
+    assert_string_equal(whole.peak_label, "fp32 logits of the loss");
+    t.options.loss_tokens = 8;
+    const mz_step_outcome pieces = tiny_run(&t, 1);
+    assert_string_equal(pieces.peak_label, "fp32 logits of the loss");
+    assert_int_equal(whole.peak_bytes - pieces.peak_bytes, 6 * t.model.vocab * (T - 8));
+    assert_int_equal(pieces.at_peak[MZ_MEM_TEMPORARIES], 4 * t.model.vocab * 8 + 4 * 64 * T);
+    t.options.loss_tokens = 1000;
+    assert_int_equal(tiny_run(&t, 1).peak_bytes, whole.peak_bytes);
+    tiny_free(&t);
+}
+
 /* ---- properties --------------------------------------------------------------------------------
  */
 
@@ -244,6 +261,8 @@ static void draw(tiny *t, uint64_t seed) {
     t->options.recompute = (mz_recompute)mz_rng_below(&rng, 3);
     t->options.attention = (mz_attention)mz_rng_below(&rng, 2);
     t->options.keep_logits = mz_rng_below(&rng, 2) != 0;
+    if (!t->options.keep_logits)
+        t->options.loss_tokens = (int64_t)mz_rng_below(&rng, 3) * 700;
     t->options.temporaries = (mz_temporaries)mz_rng_below(&rng, 3);
     t->options.allocator = (mz_allocator)mz_rng_below(&rng, 2);
     int64_t count[TINY_RANKS * TINY_EXPERTS];
@@ -420,6 +439,7 @@ int main(void) {
         cmocka_unit_test(test_sizing),
         cmocka_unit_test(test_eager_attention),
         cmocka_unit_test(test_kept_logits),
+        cmocka_unit_test(test_loss_in_pieces),
         cmocka_unit_test(test_sums_at_every_event),
         cmocka_unit_test(test_caching_against_exact),
         cmocka_unit_test(test_shards_add_up),
