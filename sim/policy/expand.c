@@ -178,6 +178,19 @@ static int64_t emit(const int64_t *rows, int32_t sources, int64_t at, int32_t in
     return at;
 }
 
+/* Every host takes the rows of its own rank: one entry each, no matrix. */
+static int64_t emit_own(const int64_t *rows, const int32_t *host, int32_t m, int64_t at,
+                        int32_t first, mz_entries out) {
+    for (int32_t j = 0; j < m; j++) {
+        out.begin[first + j] = at;
+        out.source[at] = host[j];
+        out.pairs[at] = out.total[first + j] = rows[host[j]];
+        at += rows[host[j]] != 0;
+        out.begin[first + j + 1] = at;
+    }
+    return at;
+}
+
 /* Fills the matrix of an expert with several hosts. */
 static void spread_expert(mz_expand *x, const int32_t *host, int32_t m, int64_t *rest,
                           const int64_t *target, mz_spread spread) {
@@ -200,6 +213,8 @@ static void spread_expert(mz_expand *x, const int32_t *host, int32_t m, int64_t 
         break;
     case MZ_SPREAD_DEAL:
         spread_deal(x, m, rest);
+        break;
+    case MZ_SPREAD_OWN: /* emitted without the matrix */
         break;
     }
 }
@@ -225,6 +240,10 @@ mz_code mz_expand_rows(mz_expand *x, const mz_plan *plan, const int64_t *rows, c
             mz_code code = room_for(x, plan, e0 + c, at, err);
             if (code != MZ_OK)
                 return code;
+            if (m > 1 && spread == MZ_SPREAD_OWN) {
+                at = emit_own(rest, plan->rank + first, m, at, first, out);
+                continue;
+            }
             if (m > 1)
                 spread_expert(x, plan->rank + first, m, rest, target ? target + first : NULL,
                               spread);

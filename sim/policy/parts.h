@@ -189,6 +189,8 @@ typedef enum mz_spread {
     MZ_SPREAD_NEAR,        /* each source evenly over the instances of its domain, or over all where
                               there are none; rows left over to the first of them. `target` is not
                               used */
+    MZ_SPREAD_OWN,         /* every instance takes the rows of its own rank: for experts whose
+                              instances are one, or one on every rank. `target` is not used */
     MZ_SPREAD_DEAL         /* round robin over the instances, source after source: totals are even
                               to one row; `target` is not used */
 } mz_spread;

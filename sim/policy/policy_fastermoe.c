@@ -480,7 +480,7 @@ static mz_code fastermoe_route(void *self, const mz_call *call, mz_plan *plan, m
     else
         mz_plan_lossless(plan, call->load);
     if (code == MZ_OK)
-        code = mz_expand_rows(state->expand, plan, rows, NULL, plan->target, MZ_SPREAD_EXACT,
+        code = mz_expand_rows(state->expand, plan, rows, NULL, NULL, MZ_SPREAD_OWN,
                               mz_plan_forward_entries(plan), err);
     mz_plan_peaks(plan);
     return code;
