@@ -4,6 +4,8 @@
 
 #include "common/base/app.h"
 
+/* mizan place: a placement for given loads, by any policy. */
+mz_code mz_cmd_place(mz_app *app, int argc, char **argv, mz_err *err);
 /* mizan sim: policies compared on a recorded trace. */
 mz_code mz_cmd_sim(mz_app *app, int argc, char **argv, mz_err *err);
 /* mizan model: parameters, tensors, optimizer state of a model. */

@@ -252,6 +252,7 @@ void mz_plugin_serve(void *context, int fd) {
     mz_plugin_request request;
     mz_plugin_reply reply;
     __fpurge(stdout); /* the parent's, which it prints itself */
+    setvbuf(stdout, NULL, _IOLBF, 0);
     dup2(STDERR_FILENO, STDOUT_FILENO);
     do {
         if (!mz_parent_receive(fd, &request, sizeof request))
