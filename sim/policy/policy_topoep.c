@@ -86,7 +86,9 @@ typedef struct topoep_state {
 
 static bool alloc_state(topoep_state *x, mz_arena *arena) {
     const int64_t R = x->ranks, E = x->experts, D = x->domains;
-    const int64_t copies = R * x->slots - E;
+    /* A copy fills a slot, and is made for an expert and domain or by a round. */
+    const int64_t made = (D > 1 ? D * E : 0) + (x->fill ? 1 : D) * x->rounds;
+    const int64_t copies = R * x->slots - E < made ? R * x->slots - E : made;
     const int64_t cells = x->fill ? R * E : D * E;
     x->main_rank = MZ_NEW(arena, int32_t, E);
     x->member = MZ_NEW(arena, int32_t, R);

@@ -41,6 +41,30 @@ static void small_chunks_are_not_sent(void **unused) {
     load_free(load);
 }
 
+/* cap 200, m = 70. Nothing of expert 0's 250 pairs stays, as rank 0 still has 200 to take. 150 fill
+ * rank 1; ranks 2 and 3 have room for 60 and 40, too few. The other 100 go over the cap of the
+ * least loaded rank: 2, and 40 of its own 140 then fill rank 3. Without sorting again that is still
+ * rank 1, whose own 50 find room on rank 2. */
+static void sorting_again(void **unused) {
+    static const struct {
+        const char *text;
+        int64_t rows[4];
+        int32_t copies;
+    } cases[] = {{"llep[m=70]", {200, 200, 200, 200}, 3},
+                 {"llep[m=70,resort=no]", {200, 250, 190, 160}, 2},
+                 {"llep[m=70,variant=code,alpha=1]", {200, 250, 190, 160}, 2}};
+    mz_load *load = load_even(4, 8, (int64_t[]){250, 200, 50, 0, 140, 0, 160, 0});
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        rig r;
+        open_small(&r, cases[i].text, load);
+        for (int32_t g = 0; g < 4; g++)
+            assert_int_equal(rank_rows(r.plan, r.plan->forward, g), cases[i].rows[g]);
+        assert_int_equal(r.plan->begin[8] - 8, cases[i].copies);
+        rig_close(&r);
+    }
+    load_free(load);
+}
+
 static void skipped_below_lambda(void **unused) {
     rig r;
     /* Expert loads 125 75 of mean 100: max/mean 1.25; rank loads are equal. */
@@ -225,9 +249,13 @@ static void slot_sweep(void **unused) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(small_vector),         cmocka_unit_test(small_chunks_are_not_sent),
-        cmocka_unit_test(skipped_below_lambda), cmocka_unit_test(native_keeps_the_first_pairs),
-        cmocka_unit_test(equals_the_rule),      cmocka_unit_test(movement),
+        cmocka_unit_test(small_vector),
+        cmocka_unit_test(small_chunks_are_not_sent),
+        cmocka_unit_test(sorting_again),
+        cmocka_unit_test(skipped_below_lambda),
+        cmocka_unit_test(native_keeps_the_first_pairs),
+        cmocka_unit_test(equals_the_rule),
+        cmocka_unit_test(movement),
         cmocka_unit_test(slot_sweep),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
