@@ -198,6 +198,19 @@ static void awkward_shapes(void **unused) {
             }
 }
 
+/* A history without load counts as equal load: replicas are even to one. */
+static void idle_history(void **unused) {
+    rig r;
+    mz_load *load = load_random(LOAD_RANDOM, 4, 7, 1), *idle = load_random(LOAD_NOTHING, 4, 7, 1);
+    rig_open(&r, "eplb[slots=4]", 4, 7, 0);
+    rig_call(&r, load, idle, NULL, NULL);
+    for (int32_t e = 0; e < 7; e++)
+        assert_in_range(r.plan->begin[e + 1] - r.plan->begin[e], 2, 3);
+    rig_close(&r);
+    load_free(load);
+    load_free(idle);
+}
+
 static void refusals(void **unused) {
     static const struct {
         const char *text, *part;
@@ -223,6 +236,7 @@ int main(void) {
         cmocka_unit_test(movement),
         cmocka_unit_test(exact_counts),
         cmocka_unit_test(awkward_shapes),
+        cmocka_unit_test(idle_history),
         cmocka_unit_test(refusals),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -178,6 +178,18 @@ static void local_rows_stay(void **unused) {
     assert_int_equal(local_pairs(r.plan), 800);
     assert_int_equal(r.plan->peak_forward, 100);
     rig_close(&r);
+    /* Where the peak (expert 10, 500 rows each on ranks 5 and 6) leaves a choice, expert 0 is
+     * computed on rank 1, where its rows are, and not on rank 0. */
+    memset(load->count, 0, sizeof(int64_t) * 8 * 16);
+    load->count[1 * 16 + 0] = 100;
+    load->count[3 * 16 + 10] = 1000;
+    mz_load_sum(load);
+    rig_open(&r, "finemoe", 8, 16, 0);
+    rig_call(&r, load, NULL, NULL, NULL);
+    assert_int_equal(r.plan->peak_forward, 500);
+    assert_int_equal(r.plan->rank[r.plan->begin[0] + 1], 1);
+    assert_int_equal(r.plan->forward[r.plan->begin[0] + 1], 100);
+    rig_close(&r);
     load_free(load);
 }
 
@@ -190,7 +202,8 @@ static bool hosts(const mz_plan *plan, int32_t e, int32_t rank) {
 
 static void movement(void **unused) {
     rig before, after;
-    mz_load *load = load_random(LOAD_ZIPF, 8, 32, 2);
+    mz_load *load = load_random(LOAD_ZIPF, 8, 32, 2),
+            *other = load_random(LOAD_ONE_EXPERT, 8, 32, 7);
     rig_open(&before, "finemoe", 8, 32, 0);
     rig_open(&after, "finemoe", 8, 32, 0);
     rig_call(&before, load, NULL, NULL, NULL);
@@ -219,12 +232,28 @@ static void movement(void **unused) {
     mz_plan *p = after.plan;
     int32_t kept[256];
     memcpy(kept, p->rank, sizeof(int32_t) * (size_t)p->begin[32]);
-    after.micro_batch = 1;
-    rig_call(&after, load, load, NULL, NULL);
-    assert_memory_equal(kept, p->rank, sizeof(int32_t) * (size_t)p->begin[32]);
+    for (after.micro_batch = 0; after.micro_batch < 2; after.micro_batch++) {
+        rig_call(&after, load, after.micro_batch ? other : load, NULL, NULL);
+        assert_memory_equal(kept, p->rank, sizeof(int32_t) * (size_t)p->begin[32]);
+        for (int32_t i = 0; i < p->moves; i++)
+            assert_false(p->move[i].change);
+    }
+    load_free(other);
     rig_close(&before);
     rig_close(&after);
     load_free(load);
+}
+
+static void idle_history_changes_nothing(void **unused) {
+    rig r;
+    mz_load *load = load_random(LOAD_ZIPF, 8, 32, 2), *idle = load_random(LOAD_NOTHING, 8, 32, 2);
+    rig_open(&r, "finemoe", 8, 32, 0);
+    rig_call(&r, load, NULL, NULL, NULL);
+    rig_call(&r, load, idle, NULL, NULL);
+    assert_int_equal(r.plan->moves, 64);
+    rig_close(&r);
+    load_free(load);
+    load_free(idle);
 }
 
 static void same_seed_same_plan(void **unused) {
@@ -275,6 +304,7 @@ int main(void) {
         cmocka_unit_test(zipf_below_one),
         cmocka_unit_test(local_rows_stay),
         cmocka_unit_test(movement),
+        cmocka_unit_test(idle_history_changes_nothing),
         cmocka_unit_test(same_seed_same_plan),
         cmocka_unit_test(awkward_shapes),
         cmocka_unit_test(refusal),

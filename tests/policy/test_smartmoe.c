@@ -199,6 +199,9 @@ static void layers_and_micro_batches(void **unused) {
     r.micro_batch = 1;
     rig_call(&r, load, even, NULL, NULL);
     assert_int_equal(r.plan->peak_forward, 12);
+    r.layer = 1;
+    rig_call(&r, load, load, NULL, NULL);
+    assert_int_equal(r.plan->peak_forward, 16);
     rig_close(&r);
     load_free(load);
     load_free(even);
