@@ -383,13 +383,9 @@ static mz_code take_calls(csv_import *in, mz_err *err) {
 
 static mz_code write_trace(csv_import *in, const char *output, const mz_trace_write_options *write,
                            mz_err *err) {
-    char text[128];
-    mz_trace_writer *writer = NULL;
     mz_code code = mz_gather_settle(&in->gather, err);
     if (code)
         return code;
-    in->facts.layers = in->gather.layers;
-    mz_import_note(&in->facts, "layers=%s", mz_gather_labels(&in->gather, text, sizeof text));
     mz_import_note(&in->facts, "column=%s", in->csv.name[in->value]);
     if (in->run[0].kind[0])
         mz_import_note(&in->facts, "kind=%s", in->run[0].kind);
@@ -398,14 +394,7 @@ static mz_code write_trace(csv_import *in, const char *output, const mz_trace_wr
     if (in->domains.count > 0)
         mz_import_note(&in->facts, "micro-batches=domains, of which there are %d",
                        in->domains.count);
-    code = mz_trace_create(output, &in->facts, write, &writer, err);
-    if (!code)
-        code = mz_gather_write(&in->gather, writer, in->report, err);
-    if (!code)
-        code = mz_trace_writer_close(&writer, err);
-    if (writer)
-        mz_trace_writer_abandon(&writer);
-    return code;
+    return mz_gather_write_all(&in->gather, output, write, in->report, err);
 }
 
 static mz_code import_files(mz_app *app, char **files, int count, const mz_import_options *options,

@@ -70,6 +70,23 @@ static int by_number(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
+static const char *labels_of(const mz_gather *gather, char *text, size_t size) {
+    const int64_t *label = gather->label;
+    int32_t n = gather->layers;
+    if (n > 1 && label[n - 1] - label[0] == n - 1) {
+        snprintf(text, size, "%lld-%lld", (long long)label[0], (long long)label[n - 1]);
+        return text;
+    }
+    size_t used = 0;
+    text[0] = '\0';
+    for (int32_t i = 0; i < n && used + 28 < size; i++)
+        used +=
+            (size_t)snprintf(text + used, size - used, "%s%lld", i ? "," : "", (long long)label[i]);
+    if (used + 28 >= size)
+        snprintf(text + used, size - used, "...");
+    return text;
+}
+
 mz_code mz_gather_settle(mz_gather *gather, mz_err *err) {
     int64_t *label = mz_calloc(gather->entries + 1, sizeof *label);
     size_t distinct = 0;
@@ -86,7 +103,9 @@ mz_code mz_gather_settle(mz_gather *gather, mz_err *err) {
     if (distinct == 0 || distinct > MZ_LAYERS_MAX)
         return mz_fail(err, MZ_EINPUT, "%zu layers; there must be 1 to %d", distinct,
                        MZ_LAYERS_MAX);
-    gather->layers = (int32_t)distinct;
+    gather->layers = gather->facts->layers = (int32_t)distinct;
+    char text[128];
+    mz_import_note(gather->facts, "layers=%s", labels_of(gather, text, sizeof text));
     return MZ_OK;
 }
 
@@ -235,19 +254,16 @@ void mz_gather_free(mz_gather *gather) {
     *gather = (mz_gather){0};
 }
 
-const char *mz_gather_labels(const mz_gather *gather, char *text, size_t size) {
-    const int64_t *label = gather->label;
-    int32_t n = gather->layers;
-    if (n > 1 && label[n - 1] - label[0] == n - 1) {
-        snprintf(text, size, "%lld-%lld", (long long)label[0], (long long)label[n - 1]);
-        return text;
-    }
-    size_t used = 0;
-    text[0] = '\0';
-    for (int32_t i = 0; i < n && used + 28 < size; i++)
-        used +=
-            (size_t)snprintf(text + used, size - used, "%s%lld", i ? "," : "", (long long)label[i]);
-    if (used + 28 >= size)
-        snprintf(text + used, size - used, "...");
-    return text;
+mz_code mz_gather_write_all(mz_gather *gather, const char *output,
+                            const mz_trace_write_options *write, mz_import_report *report,
+                            mz_err *err) {
+    mz_trace_writer *writer = NULL;
+    mz_code code = mz_trace_create(output, gather->facts, write, &writer, err);
+    if (!code)
+        code = mz_gather_write(gather, writer, report, err);
+    if (!code)
+        code = mz_trace_writer_close(&writer, err);
+    if (writer)
+        mz_trace_writer_abandon(&writer);
+    return code;
 }

@@ -15,8 +15,8 @@ typedef struct mz_gather_entry mz_gather_entry;
 /* Owns what it gathered. Memory: 2 top_k bytes per token and call, 4 more per weight; 8 bytes per
  * count. The trace's facts must outlive it. */
 typedef struct mz_gather {
-    const mz_trace_facts *facts; /* kind, top_k, experts, has_weight before the first call; layers
-                                    and ranks before the first write */
+    mz_trace_facts *facts; /* kind, top_k, experts, has_weight before the first call; ranks before
+                              the first write */
     mz_gather_entry *entry;
     size_t entries, entry_room;
     uint16_t *expert;
@@ -41,17 +41,18 @@ mz_code mz_gather_counts(mz_gather *gather, const mz_gather_key *key, int64_t to
  */
 mz_code mz_gather_tokens(const mz_import_options *options, int32_t top_k, int64_t pairs,
                          int64_t *tokens, mz_err *err);
-/* Settles the layers of the trace from what is gathered: gather->layers and label. MZ_EINPUT when
- * there are none or too many. */
+/* Settles the layers of the trace from what is gathered: gather->layers and label, facts->layers
+ * and the note that names them. MZ_EINPUT when there are none or too many. */
 mz_code mz_gather_settle(mz_gather *gather, mz_err *err);
 /* Writes what is gathered and forgets it. MZ_EINPUT: a call twice, a layer that was not settled, a
  * rank that lacks a layer or has another number of tokens in it. Tokens of one (step, micro-batch)
  * are numbered by rank. */
 mz_code mz_gather_write(mz_gather *gather, mz_trace_writer *writer, mz_import_report *report,
                         mz_err *err);
+/* A trace of all that is gathered, settled before. */
+mz_code mz_gather_write_all(mz_gather *gather, const char *output,
+                            const mz_trace_write_options *write, mz_import_report *report,
+                            mz_err *err);
 void mz_gather_free(mz_gather *gather);
-
-/* "1-26" or "0,7,15": the labels of the layers, for notes. Returns `text`. */
-const char *mz_gather_labels(const mz_gather *gather, char *text, size_t size);
 
 #endif

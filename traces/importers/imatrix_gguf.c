@@ -274,13 +274,10 @@ static mz_code read_layers(gguf_import *in, mz_err *err) {
 
 static mz_code write_trace(gguf_import *in, const char *output, const mz_trace_write_options *write,
                            mz_err *err) {
-    char labels[96];
     mz_trace_writer *writer = NULL;
     mz_code code = mz_gather_settle(&in->gather, err);
     if (code)
         return code;
-    in->facts.layers = in->gather.layers;
-    mz_import_note(&in->facts, "layers=%s", mz_gather_labels(&in->gather, labels, sizeof labels));
     mz_import_note(&in->facts, "counts=of ffn_%s_exps, whole run", in->kind);
     code = mz_trace_create(output, &in->facts, write, &writer, err);
     if (!code)

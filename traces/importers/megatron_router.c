@@ -295,14 +295,11 @@ static mz_code open_files(router_import *in, char **files, mz_err *err) {
 /* After the first step: what is known now becomes the trace's facts. */
 static mz_code create(router_import *in, char **files, const char *output,
                       const mz_trace_write_options *write, mz_err *err) {
-    char text[128];
     mz_code code = layers_agree(in, files, err);
     if (!code)
         code = mz_gather_settle(&in->gather, err);
     if (code)
         return code;
-    in->facts.layers = in->gather.layers;
-    mz_import_note(&in->facts, "layers=%s", mz_gather_labels(&in->gather, text, sizeof text));
     mz_import_note(&in->facts, "ids within a token=%s", in->ascending ? "ascending" : "as routed");
     if (in->options->layer_offsets)
         mz_import_note(&in->facts, "layer offsets=%s", in->options->layer_offsets);

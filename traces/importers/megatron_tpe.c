@@ -265,12 +265,9 @@ static mz_code open_files(tpe_import *in, char **files, mz_err *err) {
 
 static mz_code create(tpe_import *in, const char *output, const mz_trace_write_options *write,
                       mz_err *err) {
-    char text[128];
     mz_code code = mz_gather_settle(&in->gather, err);
     if (code)
         return code;
-    in->facts.layers = in->gather.layers;
-    mz_import_note(&in->facts, "layers=%s", mz_gather_labels(&in->gather, text, sizeof text));
     mz_import_note(&in->facts, "ep size=%d", in->places);
     if (in->options->ep_ranks)
         mz_import_note(&in->facts, "ep ranks=%s", in->options->ep_ranks);

@@ -135,22 +135,11 @@ static mz_code take_line(void *self, const mz_jsonl *lines, mz_err *err) {
 
 static mz_code write_trace(balance_import *in, const char *path, const char *output,
                            const mz_trace_write_options *write, mz_err *err) {
-    char text[128];
-    mz_trace_writer *writer = NULL;
     mz_code code = mz_gather_settle(&in->gather, err);
     if (code)
         return mz_err_prefix(err, "%s", path);
-    in->facts.layers = in->gather.layers;
-    mz_import_note(&in->facts, "layers=%s", mz_gather_labels(&in->gather, text, sizeof text));
     mz_import_note(&in->facts, "ranks=highest source device + 1");
-    code = mz_trace_create(output, &in->facts, write, &writer, err);
-    if (!code)
-        code = mz_gather_write(&in->gather, writer, in->report, err);
-    if (!code)
-        code = mz_trace_writer_close(&writer, err);
-    if (writer)
-        mz_trace_writer_abandon(&writer);
-    return code;
+    return mz_gather_write_all(&in->gather, output, write, in->report, err);
 }
 
 static mz_code import_files(mz_app *app, char **files, int count, const mz_import_options *options,

@@ -63,12 +63,9 @@ static mz_code take_shape(matrices_import *in, const char *path, mz_err *err) {
 
 static mz_code create(matrices_import *in, const char *output, const mz_trace_write_options *write,
                       mz_err *err) {
-    char labels[96];
     mz_code code = mz_gather_settle(&in->gather, err);
     if (code)
         return code;
-    in->facts.layers = in->gather.layers;
-    mz_import_note(&in->facts, "layers=%s", mz_gather_labels(&in->gather, labels, sizeof labels));
     mz_import_note(&in->facts, "step=request");
     return mz_trace_create(output, &in->facts, write, &in->writer, err);
 }

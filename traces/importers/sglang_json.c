@@ -126,14 +126,11 @@ static mz_code find_dense(sglang_import *in, const char *path, const json_t *cou
 
 static mz_code create(sglang_import *in, const char *path, const char *output,
                       const mz_trace_write_options *write, mz_err *err) {
-    char text[128];
     if (in->gather.entries == 0)
         return mz_fail(err, MZ_EINPUT, "%s: all counts are 0", path);
     mz_code code = mz_gather_settle(&in->gather, err);
     if (code)
         return code;
-    in->facts.layers = in->gather.layers;
-    mz_import_note(&in->facts, "layers=%s", mz_gather_labels(&in->gather, text, sizeof text));
     mz_import_note(&in->facts, "counts=summed over all ranks");
     return mz_trace_create(output, &in->facts, write, &in->writer, err);
 }

@@ -458,12 +458,9 @@ static mz_code gather_batch(records_import *in, const record *r, size_t count, m
 
 static mz_code create(records_import *in, const char *output, const mz_trace_write_options *write,
                       mz_err *err) {
-    char labels[96];
     mz_code code = mz_gather_settle(&in->gather, err);
     if (code)
         return code;
-    in->facts.layers = in->gather.layers;
-    mz_import_note(&in->facts, "layers=%s", mz_gather_labels(&in->gather, labels, sizeof labels));
     return mz_trace_create(output, &in->facts, write, &in->writer, err);
 }
 

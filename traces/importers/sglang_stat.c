@@ -65,12 +65,9 @@ static mz_code take_shape(stat_import *in, const char *path, const mz_value *roo
 
 static mz_code create(stat_import *in, const char *output, const mz_trace_write_options *write,
                       mz_err *err) {
-    char labels[96];
     mz_code code = mz_gather_settle(&in->gather, err);
     if (code)
         return code;
-    in->facts.layers = in->gather.layers;
-    mz_import_note(&in->facts, "layers=%s", mz_gather_labels(&in->gather, labels, sizeof labels));
     mz_import_note(&in->facts, "counts=summed over all ranks");
     return mz_trace_create(output, &in->facts, write, &in->writer, err);
 }

@@ -140,27 +140,15 @@ static mz_code read_chunk(ultraep_import *in, mz_err *err) {
 
 static mz_code write_trace(ultraep_import *in, const char *manifest, const char *output,
                            const mz_trace_write_options *write, mz_err *err) {
-    char labels[96];
-    mz_trace_writer *writer = NULL;
     if (in->gather.entries == 0)
         return mz_fail(err, MZ_EINPUT, "%s: all loads are 0", manifest);
     mz_code code = mz_gather_settle(&in->gather, err);
     if (code)
         return code;
-    in->facts.layers = in->gather.layers;
-    mz_import_note(&in->facts, "layers=%s", mz_gather_labels(&in->gather, labels, sizeof labels));
     mz_import_note(&in->facts, "counts=whole expert group; step=micro-batch; lost records=%lld",
                    (long long)in->lost);
-    code = mz_trace_create(output, &in->facts, write, &writer, err);
-    if (!code)
-        code = mz_gather_write(&in->gather, writer, in->report, err);
-    if (code == MZ_EINPUT)
-        mz_err_prefix(err, "%s", manifest);
-    if (!code)
-        code = mz_trace_writer_close(&writer, err);
-    if (writer)
-        mz_trace_writer_abandon(&writer);
-    return code;
+    code = mz_gather_write_all(&in->gather, output, write, in->report, err);
+    return code == MZ_EINPUT ? mz_err_prefix(err, "%s", manifest) : code;
 }
 
 static mz_code import_files(mz_app *app, char **files, int count, const mz_import_options *options,
