@@ -166,7 +166,7 @@ static void finish_span(history_fit *f, int32_t span) {
             continue;
         double batch = sum[0] / sum[1] / (1 - 1 / sources);
         double rank = ranks > 1 ? sum[2] / sum[3] / (1 - 1 / ranks) : batch;
-        double between = batches > 1 ? (rank - batch) / ((batches - 1) * n) : 0;
+        double between = batches > 1 ? (rank - batch) / ((batches - 1) * n) : (batch - 1) / (n - 1);
         between = fmax(between, 0);
         h->rank[(int64_t)span * h->facts.layers + l] = fmin(between, 0.9);
         h->micro_batch[(int64_t)span * h->facts.layers + l] =
@@ -295,17 +295,37 @@ static void dirichlet(history_job *job, const double *p, double rho, double *out
     mz_history_cap(out, experts, job->h->facts.top_k);
 }
 
-/* Standard deviation of the noise of a share that explains its changes: the mean size of the
+/* Variance of the noise of an expert's share that explains its changes: the mean size of the
  * difference of two normal values is 2 sigma / sqrt(pi). */
-static double noise_of(const history_job *job, int32_t span, int32_t layer, int64_t e) {
-    const mz_synth_history *h = job->h;
-    int64_t row = (int64_t)span * h->facts.layers + layer, at = row * h->facts.experts + e;
-    double p = h->share[at], sigma = h->change[at] * 0.886226925452758;
+static double noise_of(const mz_synth_history *h, int64_t row, int64_t e) {
+    double sigma = h->change[row * h->facts.experts + e] * 0.886226925452758;
+    return sigma * sigma;
+}
+
+/* Variance that the sampling of sources brings into a share; the ranks' part is left out where they
+ * are scaled to the step's shares. */
+static double sampled_of(const mz_synth_history *h, int64_t row, int64_t e, bool raked) {
+    double p = h->share[row * h->facts.experts + e];
     double n = (double)h->pairs, batches = (double)h->micro_batches;
-    double scatter =
-        1 + (n - 1) * (h->micro_batch[row] + h->rank[row]) + (batches - 1) * n * h->rank[row];
-    double sampled = p * (1 - p) * scatter / (n * batches * h->facts.ranks);
-    return sqrt(fmax(sigma * sigma - sampled, 0));
+    double scatter = 1 + (n - 1) * h->micro_batch[row];
+    scatter += raked ? 0 : (n - 1) * h->rank[row] + (batches - 1) * n * h->rank[row];
+    return p * (1 - p) * scatter / (n * batches * h->facts.ranks);
+}
+
+/* Whether sources that are drawn apart would move the step's shares more than they were seen to
+ * move, within the span or, where that is a single step, to the next: then what one rank has more,
+ * others have less. */
+static bool is_raked(const mz_synth_history *h, int64_t row) {
+    int64_t experts = h->facts.experts, span = row / h->facts.layers;
+    int64_t next = row + (span + 1 < h->spans ? h->facts.layers : -h->facts.layers);
+    double seen = 0, sampled = 0, moved = 0;
+    for (int64_t e = 0; e < experts; e++) {
+        double step = h->spans > 1 ? h->share[next * experts + e] - h->share[row * experts + e] : 0;
+        seen += noise_of(h, row, e);
+        moved += 0.5 * step * step;
+        sampled += sampled_of(h, row, e, false);
+    }
+    return sampled > (seen > 0 ? seen : moved);
 }
 
 static void step_shares(history_job *job, int64_t step, int32_t layer) {
@@ -323,11 +343,15 @@ static void step_shares(history_job *job, int64_t step, int32_t layer) {
     }
     restart(job, 1, step, layer, 0);
     double *share = job->step + layer * experts;
+    int64_t row = (int64_t)span * h->facts.layers + layer;
+    bool raked = is_raked(h, row);
     for (int64_t e = 0; e < experts; e++) {
         int64_t at = layer * experts + e;
         double mean =
             (1 - weight) * h->share[span * cells + at] + weight * h->share[other * cells + at];
-        share[e] = mean + gsl_ran_gaussian(job->rng, noise_of(job, span, layer, e));
+        share[e] =
+            mean + gsl_ran_gaussian(
+                       job->rng, sqrt(fmax(noise_of(h, row, e) - sampled_of(h, row, e, raked), 0)));
         share[e] = share[e] > 0.02 * mean ? share[e] : 0.02 * mean;
         sum += share[e];
     }
@@ -372,6 +396,32 @@ static mz_code write_call(history_job *job, int64_t step, int32_t batch, int32_t
     return mz_trace_write_call(job->writer, &call, err);
 }
 
+/* Scales the ranks' shares until their mean is the step's: what one rank has more, others have
+ * less, however far apart they are. */
+static void rake(history_job *job, int32_t layer) {
+    int64_t experts = job->h->facts.experts, stride = job->h->facts.layers * experts;
+    const double *step = job->step + layer * experts;
+    double *rank = job->rank + layer * experts;
+    for (int round = 0; round < 4; round++) {
+        for (int64_t e = 0; e < experts; e++) {
+            double mean = 0;
+            for (int64_t r = 0; r < job->options.ranks; r++)
+                mean += rank[r * stride + e] / (double)job->options.ranks;
+            double factor = mean > 0 ? fmin(step[e] / mean, 1e3) : 1;
+            for (int64_t r = 0; r < job->options.ranks; r++)
+                rank[r * stride + e] *= factor;
+        }
+        for (int64_t r = 0; r < job->options.ranks; r++) {
+            double sum = 0;
+            for (int64_t e = 0; e < experts; e++)
+                sum += rank[r * stride + e];
+            for (int64_t e = 0; e < experts; e++)
+                rank[r * stride + e] = sum > 0 ? rank[r * stride + e] / sum : step[e];
+            mz_history_cap(rank + r * stride, experts, job->h->facts.top_k);
+        }
+    }
+}
+
 static mz_code write_step(history_job *job, int64_t step, mz_err *err) {
     const mz_synth_history *h = job->h;
     int64_t experts = h->facts.experts;
@@ -384,6 +434,8 @@ static mz_code write_step(history_job *job, int64_t step, mz_err *err) {
             dirichlet(job, job->step + l * experts, rho,
                       job->rank + (r * h->facts.layers + l) * experts);
         }
+        if (is_raked(h, (int64_t)span_of(h, step) * h->facts.layers + l))
+            rake(job, l);
     }
     for (int32_t b = 0; b < job->options.micro_batches && !code; b++)
         for (int32_t l = 0; l < h->facts.layers && !code; l++)

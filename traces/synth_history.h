@@ -5,9 +5,11 @@
  * expert, the mean share and the size of its changes from one recorded step to the next. Shares of
  * a step are interpolated between the middles of spans, plus white noise that explains what changes
  * the sampling of sources does not. A rank draws its shares around the step's (Dirichlet), a
- * micro-batch around its rank's (Dirichlet), its counts from those (multinomial); the two
- * concentrations give the recorded scatter between micro-batches and between ranks. After the last
- * span its shares stay. Threads: like an ordinary object. */
+ * micro-batch around its rank's (Dirichlet), its counts from those (multinomial); where
+ * ranks drawn apart would move the step's shares more than these were seen to move, they are scaled
+ * so that together they have the step's. The two concentrations give the recorded
+ * scatter between micro-batches and between ranks. After the last span its shares stay. Threads:
+ * like an ordinary object. */
 #ifndef MIZAN_TRACES_SYNTH_HISTORY_H
 #define MIZAN_TRACES_SYNTH_HISTORY_H
 
