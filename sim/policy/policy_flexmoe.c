@@ -710,7 +710,7 @@ static void trade(flexmoe_state *state, int32_t *slot, int32_t d, int32_t hot, i
     if (loser < 0)
         return;
     const int32_t freed = slot_of(state, slot, loser, cold);
-    if (partner < 0 || partner == loser) {
+    if (partner < 0) {
         slot[freed] = hot;
         return;
     }

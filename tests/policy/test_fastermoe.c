@@ -186,8 +186,8 @@ static void one_rule(const char *rule, int32_t ranks, int32_t experts, int32_t d
 
 static void rules_match_a_plain_computation(void **unused) {
     static const char *const rules[] = {"model", "fastmoe", "prototype", "port"};
-    static const int32_t shapes[][3] = {{1, 5, 0}, {4, 8, 2},  {3, 7, 0},
-                                        {7, 3, 2}, {8, 16, 4}, {5, 13, 0}};
+    static const int32_t shapes[][3] = {{2, 4, 0}, {2, 6, 0}, {3, 6, 0},  {1, 5, 0}, {4, 8, 2},
+                                        {3, 7, 0}, {7, 3, 2}, {8, 16, 4}, {5, 13, 0}};
     static const double scales[] = {0.25, 1, 4, 16, 128};
     for (size_t i = 0; i < sizeof rules / sizeof *rules; i++) {
         int32_t seen[3] = {0};
@@ -236,6 +236,21 @@ static void slot_sweep(void **unused) {
         rig_close(&r);
     }
     load_free(load);
+}
+
+/* One slot beside two mains on each of two ranks. A shadow takes a slot of the other rank only, so
+ * one expert of each rank fits, and a second one of rank 0 does not. */
+static void slots_of_the_port(void **unused) {
+    static const int64_t totals[2][4] = {{20000, 0, 10000, 0}, {20000, 20000, 0, 0}};
+    for (int both_at_home = 0; both_at_home < 2; both_at_home++) {
+        rig r;
+        mz_load *load = load_even(2, 4, totals[both_at_home]);
+        rig_open(&r, "fastermoe[rule=port,slots=3]", 2, 4, 0);
+        rig_call(&r, load, NULL, NULL, NULL);
+        assert_int_equal(r.plan->begin[4], both_at_home ? 5 : 6);
+        rig_close(&r);
+        load_free(load);
+    }
 }
 
 /* ---- movement
@@ -569,6 +584,7 @@ int main(void) {
         cmocka_unit_test(rules_match_a_plain_computation),
         cmocka_unit_test(fastmoe_break_even),
         cmocka_unit_test(slot_sweep),
+        cmocka_unit_test(slots_of_the_port),
         cmocka_unit_test(movement),
         cmocka_unit_test(parts_of_the_schedule),
         cmocka_unit_test(gates_match_sorted_lists),

@@ -521,8 +521,9 @@ static void one_group(int32_t ranks, int32_t experts, int32_t domain, int32_t sl
 }
 
 static void laer_port_matches_a_plain_computation(void **unused) {
-    static const int32_t shapes[][4] = {{1, 5, 0, 7}, {4, 8, 2, 4}, {4, 8, 0, 3},  {8, 8, 4, 2},
-                                        {6, 9, 3, 4}, {7, 3, 2, 2}, {5, 13, 0, 6}, {8, 32, 2, 9}};
+    static const int32_t shapes[][4] = {{1, 5, 0, 7}, {4, 8, 2, 4},  {4, 8, 0, 3}, {8, 8, 4, 2},
+                                        {6, 9, 3, 4}, {7, 3, 2, 2},  {4, 2, 2, 3}, {2, 3, 0, 4},
+                                        {3, 2, 0, 2}, {5, 13, 0, 6}, {8, 32, 2, 9}};
     int changes = 0;
     for (size_t k = 0; k < sizeof shapes / sizeof *shapes; k++)
         one_group(shapes[k][0], shapes[k][1], shapes[k][2], shapes[k][3], &changes);
