@@ -33,12 +33,13 @@ static mz_code read_gpt_oss(mz_json *config, mz_blocks *blocks, mz_err *err) {
     if (code == MZ_OK)
         code = mz_read_head_dim(config, blocks, err);
     if (code == MZ_OK)
-        code = mz_read_attention_bias(config, blocks, true, err);
+        code = mz_json_bool_or(config, "attention_bias", true, &blocks->qkv_bias, err);
     if (code == MZ_OK)
         code = mz_json_int(config, "sliding_window", 1, 1 << 30, &model->sliding_window, err);
     if (code == MZ_OK)
         code = read_layer_types(config, blocks, err);
     model->weights_normalized = model->router_bias = model->expert_bias = true;
+    blocks->o_bias = blocks->qkv_bias;
     blocks->sinks = true;
     return code;
 }
