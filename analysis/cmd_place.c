@@ -110,6 +110,9 @@ static mz_code check_args(const place_args *a, mz_err *err) {
     if (!a->policy)
         return mz_fail(err, MZ_EINPUT,
                        "--policy is missing: a planner such as eplb (mizan sim --list names all)");
+    for (const char *at = a->policy; *at && *at != '['; at++)
+        if (*at == ',')
+            return mz_fail(err, MZ_EINPUT, "--policy %s: mizan place takes one policy", a->policy);
     if (a->format && a->json && !a->output)
         return mz_fail(err, MZ_EINPUT,
                        "--format and --json both want standard output: give -o FILE for the first");
@@ -266,9 +269,12 @@ static mz_code with_slots(place_job *job, const char **text, mz_err *err) {
     if (given > 0)
         return MZ_OK;
     const char *open = strchr(a->policy, '[');
-    *text = open ? mz_arena_printf(&job->arena, "%.*s[%.*s,slots=%lld]", (int)(open - a->policy),
-                                   a->policy, (int)strlen(open) - 2, open + 1, (long long)a->slots)
-                 : mz_arena_printf(&job->arena, "%s[slots=%lld]", a->policy, (long long)a->slots);
+    const int rest = open ? (int)strlen(open) - 2 : 0;
+    *text = rest > 0
+                ? mz_arena_printf(&job->arena, "%.*s[%.*s,slots=%lld]", (int)(open - a->policy),
+                                  a->policy, rest, open + 1, (long long)a->slots)
+                : mz_arena_printf(&job->arena, "%.*s[slots=%lld]", (int)strcspn(a->policy, "["),
+                                  a->policy, (long long)a->slots);
     return *text ? MZ_OK : mz_fail_nomem(err, "a policy");
 }
 

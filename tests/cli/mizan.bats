@@ -21,7 +21,7 @@ setup() { enter_tmpdir; }
 }
 
 @test "every command has help that fits 100 columns" {
-    for command in "" sim trace "trace info" "trace check" "trace synth" "trace import" "trace cut"; do
+    for command in "" sim place trace "trace info" "trace check" "trace synth" "trace import" "trace cut"; do
         run "$mizan" $command --help
         echo "$command: $output"
         [ "$status" -eq 0 ]

@@ -429,6 +429,8 @@ PY
     fails 2 "give one of them" place --policy 'ultraep[slots=4]' --slots 3 --counts small.csv --ranks 4
     place --policy 'ultraep[slots=3,eps=0]' --slots 3 --counts small.csv --ranks 4 >/dev/null
     fails 2 "slots=1 is too few" place --policy 'ultraep[slots=1]' --counts small.csv --ranks 4
+    place --policy 'ultraep[]' --slots 3 --counts small.csv --ranks 4 >/dev/null
+    fails 2 "takes one policy" place --policy eplb,symi --counts small.csv --ranks 4
     fails 2 "--format" place --policy eplb --counts small.csv --ranks 4 --format megatron
     fails 2 "did you mean" place --policy elpb --counts small.csv --ranks 4
     fails 2 "--ranks" place --policy eplb --counts small.csv --ranks -1
@@ -490,6 +492,13 @@ assert hottest["policy"] == "./hottest.so[copies=3]" and not hottest["lossy"]
 assert ideal["rank_imbalance"]["mean"] < hottest["rank_imbalance"]["mean"] < static["rank_imbalance"]["mean"]
 assert hottest["memory_bytes"]["replicas"] > 0
 PY
+}
+
+@test "the header of plug-ins stands alone in C99 and C++" {
+    echo '#include "sim/policy/plugin.h"' >alone.c
+    cp alone.c alone.cpp
+    cc -std=c99 -Wall -Wextra -Wpedantic -Werror -I"$root" -fsyntax-only alone.c
+    c++ -std=c++11 -Wall -Wextra -Werror -I"$root" -fsyntax-only alone.cpp
 }
 
 @test "plug-ins that fail end the command with one line that names them" {
