@@ -178,12 +178,14 @@ typedef enum mz_replica_memory {
 /* What init answers: how to run the policy and what it costs in memory. */
 typedef struct mz_policy_traits {
     unsigned sees;
-    int32_t lag, window, interval; /* steps; decide runs every `interval` steps (1: every call) */
+    int32_t lag, window, interval; /* steps; interval 1: decide runs at every call; above, in the
+                                      first micro-batch of every interval'th step */
     bool history_calls;            /* lag and window count this layer's calls instead of steps */
     bool plan_hidden;              /* decide runs beside the step: its time is not charged */
     bool route_plans;              /* route solves too: charged at every call as "NAME.route" */
     double planner_seconds; /* >= 0: charged per decide instead of the profile's entry (plug-ins);
-                               set by init only where `planner_stated` */
+                               set by init only where `planner_stated`; with route_plans charged
+                               for route too */
     bool planner_stated;
     bool lossy;
     int32_t slots;      /* per rank, mains included */

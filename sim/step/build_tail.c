@@ -1,8 +1,8 @@
 /* After the last micro-batch: gradient reduction (ZeRO 0: all-reduce, 1: reduce-scatter; 2 and 3
- * did it layer by layer in backward), gradient norm, optimizer, parameter gather (ZeRO 1, 2), and
- * the transfers that a policy makes once per step. A ring collective over n ranks sends (n-1)/n of
- * the buffer to the neighbour in n-1 rounds, an all-reduce twice that (Patarasuk and Yuan, 2009).
- */
+ * did it layer by layer in backward), gradient norm, optimizer (its bytes, and its matrix products
+ * at the rate of large ones), parameter gather (ZeRO 1, 2), and the transfers that a policy makes
+ * once per step. A ring collective over n ranks sends (n-1)/n of the buffer to the neighbour in n-1
+ * rounds, an all-reduce twice that (Patarasuk and Yuan, 2009). */
 #include "sim/step/inside.h"
 
 #include <math.h>
@@ -51,7 +51,9 @@ void step_build_tail(mz_step *s) {
         ring_copies(s, (double)z->expert_weights, passes, PHASE_GRADIENT_REDUCE);
     }
     gradient_norm(s);
-    const double update = mz_cost_memory(&s->cluster->device, z->update_bytes);
+    const mz_device *d = &s->cluster->device;
+    const double update = mz_cost_memory(d, z->update_bytes) +
+                          z->update_flops / (d->bf16_flops * d->gemm_efficiency * d->speed);
     for (int32_t r = 0; r < s->ranks; r++)
         step_emit_other(s, r, PHASE_OPTIMIZER, s->layers, update, 4);
     if (s->options.zero == 1 || s->options.zero == 2) {

@@ -120,7 +120,7 @@ typedef struct step_launches {
 /* What one rank holds of one tensor row between steps, and what its update needs. */
 typedef struct step_tensor {
     int64_t weights, gradients, optimizer, temporaries;
-    double update_bytes;
+    double update_bytes, update_flops;
 } step_tensor;
 
 /* Bytes on one rank; formulas in sizes.c. */
@@ -152,6 +152,7 @@ typedef struct step_sizes {
     int64_t *dense_layer, *expert_layer;
     int64_t dense_weights, expert_weights; /* sums of these */
     double update_bytes;                   /* of the optimizer through the rank's memory */
+    double update_flops;                   /* of its matrix products (Muon, GaLore) */
     int64_t shard_gradients;               /* read once more for the gradient norm */
 } step_sizes;
 

@@ -36,6 +36,7 @@ static void size_update(const mz_step *s, const mz_tensor *t, step_tensor *size)
         mz_optimizer_update(s->options.optimizer, t, copies, parts, s->options.temporaries);
     size->optimizer = times * u.state_bytes;
     size->update_bytes = (double)times * u.traffic_bytes;
+    size->update_flops = (double)times * u.flops;
     size->temporaries = u.temporary_bytes;
 }
 
@@ -67,6 +68,7 @@ static void add_tensors(mz_step *s) {
             z->own_experts += size.weights + size.gradients;
         z->optimizer += size.optimizer;
         z->update_bytes += size.update_bytes;
+        z->update_flops += size.update_flops;
         if (size.temporaries > z->temporaries)
             z->temporaries = size.temporaries;
     }
@@ -134,6 +136,7 @@ static void replica_optimizer(mz_step *s, int64_t extra) {
                                                 s->options.temporaries);
         z->optimizer += u.state_bytes;
         z->update_bytes += u.traffic_bytes;
+        z->update_flops += u.flops;
     }
 }
 

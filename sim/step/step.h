@@ -5,12 +5,13 @@
  * mz_step_add_call with the validated plan, then mz_step_finish, which builds the graph of the
  * whole step, runs it, and fills an outcome. Memory is reused from step to step.
  *
- * The graph (DESIGN section 4): per rank a host thread, a compute stream, a communication stream
- * and a second one for weight and gradient traffic. (A count copy to the host is part of the
- * device's sync_s; the copy engine has no task of its own yet.) Micro-batches run one after another
- * (gradient accumulation), each forward through all layers and backward; then gradient reduction,
- * optimizer, parameter redistribution. Consecutive kernels of one phase are one task with the sum
- * of their times and launches. Every effect with a switch is a field of mz_step_effects.
+ * The graph (DESIGN section 4): per rank a host thread, a compute stream, and communication streams
+ * for tokens, for what the policy moves, and for ZeRO's gathers and reductions of layers. (A count
+ * copy to the host is part of the device's sync_s; the copy engine has no task of its own yet.)
+ * Micro-batches run one after another (gradient accumulation), each forward through all layers and
+ * backward; then gradient reduction, optimizer, parameter redistribution. Consecutive kernels of
+ * one phase are one task with the sum of their times and launches. Every effect with a switch is a
+ * field of mz_step_effects.
  *
  * Where formulas are: kernels.c (times of kernels), sizes.c, timeline.c and budget.c (memory),
  * build_*.c (order and dependencies), traffic.c (bytes on the wire), builder.c (rings), spread.c

@@ -224,6 +224,32 @@ static void test_moves_beside_gathers(void **state) {
     tiny_free(&t);
 }
 
+/* Muon multiplies matrices: the update takes its bytes and its FLOPs, behind the gradient norm. */
+static void test_update_products(void **state) {
+    mz_optimizer muon;
+    mz_err err;
+    tiny t;
+    double bytes = 0, flops = 0, gradients = 0;
+    tiny_make(&t, 1, 1, "m");
+    assert_ok(mz_optimizer_parse("muon", &muon, &err), &err);
+    t.options.optimizer = &muon;
+    t.options.effects.other_work = true;
+    t.options.zero = 0;
+    tiny_load(&t, even);
+    tiny_static_plan(&t);
+    for (int64_t i = 0; i < t.model.tensors; i++) {
+        const mz_tensor *x = &t.tensor[i];
+        const mz_update u = mz_optimizer_update(&muon, x, x->count, 1, MZ_TEMPORARIES_FUSED);
+        bytes += u.traffic_bytes;
+        flops += u.flops;
+        gradients += (double)(x->rows * x->cols * x->count * x->bytes_per_value);
+    }
+    assert_true(flops > 0);
+    const mz_step_outcome o = tiny_run(&t, 1);
+    assert_close(o.phase_s[tiny_phase("optimizer")], (bytes + gradients) / memory + flops / 1e12);
+    tiny_free(&t);
+}
+
 /* ---- planning ---- */
 
 static mz_step_outcome planned(tiny *t, int32_t steps) {
@@ -422,17 +448,12 @@ static void test_copies_on_one_device(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_once_per_step),
-        cmocka_unit_test(test_summed_gradients_hide),
-        cmocka_unit_test(test_lasting_plan),
-        cmocka_unit_test(test_prefetch),
-        cmocka_unit_test(test_sharded_weights),
-        cmocka_unit_test(test_planning),
-        cmocka_unit_test(test_moves_beside_gathers),
-        cmocka_unit_test(test_route_needs_an_entry),
-        cmocka_unit_test(test_chunks),
-        cmocka_unit_test(test_chunks_keep_rows),
-        cmocka_unit_test(test_chunks_have_tiles),
+        cmocka_unit_test(test_once_per_step),        cmocka_unit_test(test_summed_gradients_hide),
+        cmocka_unit_test(test_lasting_plan),         cmocka_unit_test(test_prefetch),
+        cmocka_unit_test(test_sharded_weights),      cmocka_unit_test(test_planning),
+        cmocka_unit_test(test_moves_beside_gathers), cmocka_unit_test(test_update_products),
+        cmocka_unit_test(test_route_needs_an_entry), cmocka_unit_test(test_chunks),
+        cmocka_unit_test(test_chunks_keep_rows),     cmocka_unit_test(test_chunks_have_tiles),
         cmocka_unit_test(test_copies_on_one_device),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
