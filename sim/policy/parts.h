@@ -241,7 +241,8 @@ mz_code mz_balance_spread(mz_balance *balance, const int64_t *quota, const int64
                           const int64_t *limit, const int64_t *local, const int64_t *near,
                           int64_t *x, int64_t *peak, mz_err *err);
 
-/* ---- gate.c: two of each token's recorded choices, by FasterMoE's gates (balancing-systems.md 6.2)
+/* ---- gate.c: two of each token's recorded choices, by FasterMoE's gates
+ * (balancing-systems.md 6.2)
  * ---------------------------------------------------------------------------------------------- */
 typedef struct mz_gate mz_gate;
 typedef struct mz_kept {
