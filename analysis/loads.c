@@ -20,9 +20,14 @@ struct mz_loads {
     int64_t call; /* of the step */
 };
 
+/* Experts of a group's first rank in the block layout (policy.h). */
+static int32_t first_experts(const mz_loads_options *o) {
+    return (o->experts + o->ep - 1) / o->ep;
+}
+
 static mz_code check(const mz_loads_options *o, mz_err *err) {
-    const double most = fmin(o->ep, (double)o->experts / o->top_k);
-    if (o->shape || (o->imbalance >= 1 && o->imbalance <= most))
+    const double most = fmin(o->ep, (double)o->ep * first_experts(o) / o->top_k);
+    if (o->shape || o->imbalance == 1 || (o->imbalance > 1 && o->imbalance <= most))
         return MZ_OK;
     return mz_fail(err, MZ_EINPUT,
                    "an imbalance of %g is impossible: with %d ranks in a group and top-%d of %d "
@@ -30,14 +35,15 @@ static mz_code check(const mz_loads_options *o, mz_err *err) {
                    o->imbalance, o->ep, o->top_k, o->experts, most);
 }
 
-/* Experts of a group's first rank in the block layout (policy.h) get `imbalance` times the mean. */
+/* The first rank's experts share imbalance / ep of all pairs, the others what is left. */
 static void set_weights(mz_loads *l) {
-    static const double SCALE = 1e9;
+    static const double SCALE = 1e12;
     const mz_loads_options *o = &l->o;
-    const int32_t first = (o->experts + o->ep - 1) / o->ep;
-    const double heavy = o->imbalance, rest = o->ep > 1 ? (o->ep - heavy) / (o->ep - 1) : 1;
+    const int32_t first = first_experts(o), others = o->experts - first;
+    const double part = o->imbalance / o->ep;
+    const double heavy = part / first, light = others > 0 ? (1 - part) / others : 0;
     for (int32_t e = 0; e < o->experts; e++)
-        l->weight[e] = llround(SCALE * (e < first ? heavy : rest));
+        l->weight[e] = o->imbalance == 1 ? 1 : llround(SCALE * (e < first ? heavy : light));
 }
 
 mz_code mz_loads_create(const mz_loads_options *options, mz_loads **loads, mz_err *err) {

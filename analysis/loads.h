@@ -19,8 +19,8 @@ typedef struct mz_loads mz_loads;
 /* Every source spreads its pairs over the experts by largest remainder. With `shape` a source's
  * counts are scaled from its recorded tokens to the chosen ones; a source without tokens takes the
  * job's proportions. Pairs themselves are not passed on once counts are scaled. MZ_EINPUT for an
- * imbalance that no routing can have: more than ep, or more than experts / top_k (a token chooses
- * an expert once). */
+ * imbalance that no routing can have: more than ep, or more than ep / top_k times the first rank's
+ * experts (a token chooses an expert once). */
 mz_code mz_loads_create(const mz_loads_options *options, mz_loads **loads, mz_err *err);
 mz_load_source mz_loads_source(mz_loads *loads); /* from the first step; valid while they live */
 void mz_loads_free(mz_loads **loads);

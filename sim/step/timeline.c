@@ -439,7 +439,7 @@ static void resident(rank_timeline *t) {
     const mz_step *s = t->s;
     const step_sizes *z = &s->sizes;
     const bool each = s->options.allocator == MZ_ALLOCATOR_CACHING;
-    int64_t replica_state = z->optimizer;
+    int64_t state = z->optimizer; /* that of replicas, where each tensor's own is taken apart */
     keep(t, MZ_MEM_CONTEXT, z->context, "device context");
     keep(t, MZ_MEM_COMMUNICATION, z->communication, "communicators");
     keep(t, MZ_MEM_WORKSPACE, z->workspace, "library workspaces");
@@ -450,9 +450,9 @@ static void resident(rank_timeline *t) {
         keep(t, MZ_MEM_WEIGHTS, size.weights, "weights");
         keep(t, MZ_MEM_GRADIENTS, size.gradients, "gradients");
         keep(t, MZ_MEM_OPTIMIZER_STATE, size.optimizer, "optimizer state");
-        replica_state -= size.optimizer;
+        state -= size.optimizer;
     }
-    keep(t, MZ_MEM_OPTIMIZER_STATE, replica_state, "optimizer state");
+    keep(t, MZ_MEM_OPTIMIZER_STATE, state, "optimizer state");
     keep(t, MZ_MEM_REPLICAS, z->replicas, "replica slots");
 }
 

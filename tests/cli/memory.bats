@@ -140,6 +140,9 @@ assert s["memory_bytes"] == r["memory_bytes"] and s["peak_memory_bytes"] == r["p
 @test "a stated imbalance makes the first rank's peak" {
     memory "${small[@]}"
     holds "max(r['rank_peak_bytes']) == min(r['rank_peak_bytes'])"
+    # twice the mean: 64 experts, the first 8 on rank 0, 4096 x 8 pairs from each of 8 ranks
+    memory "${small[@]}" --imbalance 2 --recompute full
+    holds "r['expert_memory_bytes']['token_buffers']['highwater']['worst'] > 1.7 * r['expert_memory_bytes']['token_buffers']['highwater']['sum'] / 8"
     memory "${small[@]}" --imbalance 2
     holds "r['rank_peak_bytes'][0] == max(r['rank_peak_bytes']) > min(r['rank_peak_bytes'])"
     holds "'2 times the mean' in r['settings']['load']"
@@ -162,6 +165,15 @@ assert s["memory_bytes"] == r["memory_bytes"] and s["peak_memory_bytes"] == r["p
     holds "r['peak_at'] == 'fp32 logits of the loss' and m['temporaries'] == (4 * 50304 + 4 * 2048) * 4096"
     memory "${small[@]}" --recompute full --loss-tokens 1024
     holds "r['peak_at'].startswith('layer') and m['temporaries'] < 2**30 // 10"
+}
+
+@test "the README's tables come from these commands" {
+    "$root/tests/bench/memory-table" study "$mizan" >study.md
+    sed -n '/<!-- example:memory-study -->/,/<!-- end:memory-study -->/p' "$root/README.md" | sed '1d;$d' >wanted.md
+    diff study.md wanted.md
+    run "$root/tests/bench/memory-claim" "$mizan" "$PWD/nowhere"
+    [ "$status" -eq 0 ]
+    [ "$(grep -c '^skipped: ' <<<"$output")" -eq 2 ]
 }
 
 @test "the same input gives the same bytes" {
