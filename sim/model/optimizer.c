@@ -352,7 +352,7 @@ static const mz_opt skewadam_options[] = {
      "router: full, factored, or factored with momentum"},
     {"shared", 0, MZ_OPT_ENUM, AT(shared), "backbone", "backbone|experts",
      "tier that shared experts are treated as"},
-    {"uniform", 0, MZ_OPT_FLAG, AT(uniform), NULL, NULL,
+    {"uniform", 0, MZ_OPT_FLAG, AT(uniform), "no", NULL,
      "momentum and factored second moment in every tier"},
     {"sweeps", 0, MZ_OPT_INT, AT(sweeps), "3", "N",
      "passes of a fused update over the gradient that reach memory", 1, 3},
