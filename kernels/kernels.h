@@ -23,8 +23,8 @@
  * Errors: MZ_K_EINVAL says which argument; mz_kernels_error(context) is one line. An asynchronous
  * device error surfaces at mz_kernels_sync. After MZ_K_EFAILED a context can only be closed.
  * Threads: a context belongs to one thread at a time; contexts are independent. */
-#ifndef MIZAN_KERNELS_H
-#define MIZAN_KERNELS_H
+#ifndef MIZAN_KERNELS_KERNELS_H
+#define MIZAN_KERNELS_KERNELS_H
 
 #include <stdbool.h>
 #include <stddef.h>

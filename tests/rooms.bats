@@ -70,9 +70,10 @@ sources() {
 @test "every header compiles alone with gcc and clang" {
     local flags cc header
     flags="-std=c17 -D_GNU_SOURCE -I. -Wall -Wextra -Werror -Wno-unused-parameter -fsyntax-only -x c"
-    flags+=" $(pkg-config --cflags hdf5-serial jansson)"
+    flags+=" $(pkg-config --cflags hdf5-serial jansson) -Wno-psabi"
     for cc in gcc clang; do
-        for header in $(sources | grep '\.h$'); do
+        # portable.h is C++ for nvcc or for the emulation of the tests.
+        for header in $(sources | grep '\.h$' | grep -v '^kernels/cuda/portable.h$'); do
             echo "$cc $header"
             # Through an including file: a header as the main file warns about its own unused statics.
             echo "#include \"$header\"" | $cc $flags -

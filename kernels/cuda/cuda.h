@@ -5,8 +5,8 @@
  * validates what the hardware limits, launches, and returns a cudaError as int (0: enqueued). It
  * neither allocates nor waits. Grids are sized from host-side upper bounds; row counts that only
  * the device knows are read by the kernels. */
-#ifndef MIZAN_KERNELS_CUDA_H
-#define MIZAN_KERNELS_CUDA_H
+#ifndef MIZAN_KERNELS_CUDA_CUDA_H
+#define MIZAN_KERNELS_CUDA_CUDA_H
 
 #include "kernels/backend.h"
 

@@ -6,8 +6,8 @@
  *   CU_LAUNCH(kernel, grid, block, bytes, stream, args...)   0, or a cudaError
  *   cu_allow_shared(kernel, bytes)         more than 48 KiB of dynamic shared memory; 0 or an error
  *   cu_mma_m16n8k16_bf16, cu_copy_async16, cu_copy_commit, cu_copy_wait<n>, cu_ldmatrix_x4 */
-#ifndef MIZAN_KERNELS_PORTABLE_H
-#define MIZAN_KERNELS_PORTABLE_H
+#ifndef MIZAN_KERNELS_CUDA_PORTABLE_H
+#define MIZAN_KERNELS_CUDA_PORTABLE_H
 
 #if defined(__CUDACC__)
 #include <cuda_runtime.h>
@@ -63,7 +63,7 @@ __device__ static inline void cu_ldmatrix_x4_transposed(unsigned r[4], const voi
                  : "r"(from));
 }
 #else
-#include "cuemu.h"
+#include <cuemu.h> /* of the build that emulates */
 #endif
 
 #endif

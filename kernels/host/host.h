@@ -1,7 +1,7 @@
 /* The host backend: work in ranges over a pool of threads, inner loops compiled once per
  * instruction set. Internal to kernels/host. */
-#ifndef MIZAN_KERNELS_HOST_H
-#define MIZAN_KERNELS_HOST_H
+#ifndef MIZAN_KERNELS_HOST_HOST_H
+#define MIZAN_KERNELS_HOST_HOST_H
 
 #include "kernels/backend.h"
 

@@ -1,8 +1,8 @@
 /* Sixteen lanes of fp32 for the files that are compiled once per instruction set, with MZ_SIMD
  * naming it: the compiler splits the lanes over what registers there are. Ends of rows that do not
  * fill the lanes go through a padded copy, so that they take the same path. */
-#ifndef MIZAN_KERNELS_LANES_H
-#define MIZAN_KERNELS_LANES_H
+#ifndef MIZAN_KERNELS_HOST_LANES_H
+#define MIZAN_KERNELS_HOST_LANES_H
 
 #include "kernels/arithmetic.h"
 
