@@ -50,6 +50,8 @@ note() { "$python" -c 'import h5py, sys; print(h5py.File("t.h5")["run"].attrs["i
     bad 'b.jsonl: line 2: "layer" is not a whole number' b.jsonl --experts 8
     sed '2s/"layer": 2, //' $good >c.jsonl
     bad 'c.jsonl: line 2: no member "layer"' c.jsonl --experts 8
+    sed '2s/"top_indices": \[\[[0-9]*, /"top_indices": [[/' $good >dropped.jsonl
+    bad 'dropped.jsonl: line 2: top_indices[0] lists 1 expert ids, not 2: the choice after dropping' dropped.jsonl --experts 8
     sed '1s/"step": 3/"step": 9/' $good >d.jsonl
     bad "d.jsonl: line 2: step 3 after step 9" d.jsonl --experts 8
     sed '4d' $good >e.jsonl

@@ -263,6 +263,55 @@ for model_name in MODELS:
     )
 
 
+class Hidden(InFolder):
+    def hidden_of(self, name):
+        """Against the norms of what the model's own products take in."""
+        model = build(name, experts_implementation="eager").eval()
+        witness = Witness(model)
+        seen = []
+        linear, matmul = torch.nn.functional.linear, torch.Tensor.__matmul__
+        downs = {block.experts.down_proj.data_ptr(): block for block, _ in find_blocks(model)}
+
+        def note(value, weight):
+            base = weight._base if weight._base is not None else weight
+            if base.data_ptr() in downs and base.dim() == 3:
+                seen.append(value.double().pow(2).sum(-1).numpy())
+
+        def spy_linear(value, weight, bias=None):
+            note(value, weight)
+            return linear(value, weight, bias)
+
+        def spy_matmul(value, weight):
+            note(value, weight)
+            return matmul(value, weight)
+
+        with mizan.record(model, self.path, phase="prefill", hidden_norms=True), torch.no_grad():
+            torch.nn.functional.linear, torch.Tensor.__matmul__ = spy_linear, spy_matmul
+            try:
+                model(input_ids=tokens())
+            finally:
+                torch.nn.functional.linear, torch.Tensor.__matmul__ = linear, matmul
+        self.check(self.path)
+        with mizan.open(self.path) as trace:
+            self.same(trace, witness)
+            for call in (call for step in trace for call in step):
+                for expert in np.unique(call.ids):  # in this order, a product each
+                    place, token = np.where(call.ids.T == expert)
+                    want, got = seen.pop(0), np.asarray(call.hidden_norm2).reshape(call.ids.shape)
+                    np.testing.assert_allclose(got[token, place], want, rtol=1e-4)
+        self.assertEqual(seen, [])
+
+    def test_experts_that_are_modules_are_refused(self):
+        block, layer = torch.nn.Module(), torch.nn.Linear(4, 4)
+        block.gate, block.experts = layer, torch.nn.ModuleList([layer])
+        with self.assertRaisesRegex(ValueError, "hidden norms: Module does not keep"):
+            mizan.record(block, self.path, hidden_norms=True)
+
+
+for model_name in MODELS:
+    setattr(Hidden, f"test_{model_name}", lambda self, n=model_name: self.hidden_of(n))
+
+
 class Details(InFolder):
     def test_router_logits_of_the_model_give_the_same_choice(self):
         for name, renormalise in (("Mixtral", True), ("Olmoe", False)):

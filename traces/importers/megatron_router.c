@@ -51,33 +51,14 @@ static int recognise(const char *path, const unsigned char *head, size_t size) {
     return mz_head_has(head, size, "\"pre_dispatch\"") ? 95 : 70;
 }
 
-/* Moves to the next line of the decoder; lines of other blocks are counted. */
 static mz_code next_line(router_import *in, router_file *file, mz_err *err) {
     int64_t before = file->step;
-    for (;;) {
-        const char *block = "decoder", *stage = "pre_dispatch";
-        mz_code code = mz_jsonl_next(&file->lines, err);
-        if (code || !file->lines.object)
-            return code;
-        if (json_object_get(file->lines.object, "block"))
-            code = mz_jsonl_text(&file->lines, "block", &block, err);
-        if (!code && json_object_get(file->lines.object, "stage"))
-            code = mz_jsonl_text(&file->lines, "stage", &stage, err);
-        if (!code && strcmp(stage, "pre_dispatch") != 0)
-            code = mz_jsonl_fail(&file->lines, err, "stage \"%.40s\" is not pre_dispatch", stage);
-        if (code)
-            return code;
-        if (strcmp(block, "decoder") == 0)
-            break;
-        if (strcmp(block, "mtp") != 0)
-            return mz_jsonl_fail(&file->lines, err, "block \"%.40s\" is neither decoder nor mtp",
-                                 block);
-        in->report->skipped++;
-    }
-    mz_code code = mz_jsonl_int(&file->lines, "step", 0, INT64_MAX / 2, &file->step, err);
-    if (!code && file->step < before)
-        return mz_jsonl_fail(&file->lines, err, "step %lld after step %lld", (long long)file->step,
-                             (long long)before);
+    const char *stage = "pre_dispatch";
+    mz_code code = mz_megatron_next(&file->lines, "step", &file->step, &in->report->skipped, err);
+    if (!code && file->lines.object && json_object_get(file->lines.object, "stage"))
+        code = mz_jsonl_text(&file->lines, "stage", &stage, err);
+    if (!code && strcmp(stage, "pre_dispatch") != 0)
+        code = mz_jsonl_fail(&file->lines, err, "stage \"%.40s\" is not pre_dispatch", stage);
     for (size_t i = 0; i < file->layers && file->step != before; i++)
         file->seen[i].lines = 0;
     return code;
@@ -159,9 +140,15 @@ static mz_code read_tokens(router_import *in, router_file *file, const json_t *r
     int32_t k = in->facts.top_k;
     for (size_t t = 0; t < json_array_size(rows); t++, expert += k) {
         char what[48];
+        const json_t *row = json_array_get(rows, t);
         snprintf(what, sizeof what, "top_indices[%zu]", t);
-        mz_code code = mz_jsonl_ids(&file->lines, what, json_array_get(rows, t), k,
-                                    in->facts.experts, expert, err);
+        if (json_is_array(row) && json_array_size(row) < (size_t)k)
+            return mz_jsonl_fail(
+                &file->lines, err,
+                "%s lists %zu expert ids, not %d: the choice after dropping, which "
+                "is not what the router chose; record without a capacity",
+                what, json_array_size(row), k);
+        mz_code code = mz_jsonl_ids(&file->lines, what, row, k, in->facts.experts, expert, err);
         if (code)
             return code;
         for (int32_t i = 1; i < k; i++)

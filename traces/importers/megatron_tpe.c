@@ -56,31 +56,8 @@ static int recognise(const char *path, const unsigned char *head, size_t size) {
                : 0;
 }
 
-/* The next line of the decoder; lines of other blocks are counted. */
 static mz_code next_line(tpe_import *in, tpe_file *file, mz_err *err) {
-    int64_t before = file->iteration;
-    const char *block;
-    for (;;) {
-        mz_code code = mz_jsonl_next(&file->lines, err);
-        if (code || !file->lines.object)
-            return code;
-        block = "decoder";
-        if (json_object_get(file->lines.object, "block"))
-            code = mz_jsonl_text(&file->lines, "block", &block, err);
-        if (code)
-            return code;
-        if (strcmp(block, "decoder") == 0)
-            break;
-        if (strcmp(block, "mtp") != 0)
-            return mz_jsonl_fail(&file->lines, err, "block \"%.40s\" is neither decoder nor mtp",
-                                 block);
-        in->report->skipped++;
-    }
-    mz_code code = mz_jsonl_int(&file->lines, "iter", 0, INT64_MAX / 2, &file->iteration, err);
-    if (!code && file->iteration < before)
-        return mz_jsonl_fail(&file->lines, err, "iteration %lld after iteration %lld",
-                             (long long)file->iteration, (long long)before);
-    return code;
+    return mz_megatron_next(&file->lines, "iter", &file->iteration, &in->report->skipped, err);
 }
 
 /* One micro-batch of the current line. */

@@ -77,3 +77,26 @@ mz_code mz_rank_stages(mz_rank_file *file, int count, const char *layer_offsets,
     }
     return MZ_OK;
 }
+
+mz_code mz_megatron_next(mz_jsonl *lines, const char *key, int64_t *step, int64_t *skipped,
+                         mz_err *err) {
+    int64_t before = *step;
+    for (;;) {
+        const char *block = "decoder";
+        mz_code code = mz_jsonl_next(lines, err);
+        if (!code && lines->object && json_object_get(lines->object, "block"))
+            code = mz_jsonl_text(lines, "block", &block, err);
+        if (code || !lines->object)
+            return code;
+        if (strcmp(block, "decoder") == 0)
+            break;
+        if (strcmp(block, "mtp") != 0)
+            return mz_jsonl_fail(lines, err, "block \"%.40s\" is neither decoder nor mtp", block);
+        ++*skipped;
+    }
+    mz_code code = mz_jsonl_int(lines, key, 0, INT64_MAX / 2, step, err);
+    if (!code && *step < before)
+        return mz_jsonl_fail(lines, err, "%s %lld after %s %lld", key, (long long)*step, key,
+                             (long long)before);
+    return code;
+}

@@ -3,7 +3,7 @@
 #ifndef MIZAN_TRACES_IMPORTERS_RANKS_H
 #define MIZAN_TRACES_IMPORTERS_RANKS_H
 
-#include "common/base/err.h"
+#include "traces/jsonl.h"
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -27,5 +27,11 @@ typedef struct mz_rank_file {
  * ranks of a stage. MZ_EINPUT: a rank twice, or stages of different size. */
 mz_code mz_rank_stages(mz_rank_file *file, int count, const char *layer_offsets, int32_t *sources,
                        mz_err *err);
+
+/* Of the recordings of Megatron-LM: moves to the next line of the decoder; lines of the multi-token
+ * prediction are counted in *skipped. `key` names the member with the line's step: *step, which
+ * must not fall from line to line. */
+mz_code mz_megatron_next(mz_jsonl *lines, const char *key, int64_t *step, int64_t *skipped,
+                         mz_err *err);
 
 #endif

@@ -23,6 +23,7 @@ def record(
     phase="train",
     gradient_norms=False,
     input_norms=False,
+    hidden_norms=False,
     rank=None,
     ranks=None,
     drop_padding=False,
@@ -39,6 +40,9 @@ def record(
                     left out
     gradient_norms  squared norms of the gradient of each MoE block's output (after ``backward``)
     input_norms     squared norms of each MoE block's input
+    hidden_norms    of every pair, the squared norm of what enters the expert's down projection; it is
+                    computed once more from the block's input, which costs two thirds of the experts'
+                    forward pass. For experts that Transformers 5 keeps as stacked weights
     rank, ranks     of this process; default: torch.distributed's, where it runs. With several
                     ranks each writes PATH.rankN, to be joined with ``mizan.merge``
     drop_padding    leave out the tokens that the attention mask hides; they are kept otherwise,
@@ -53,6 +57,7 @@ def record(
         phase=phase,
         gradient_norms=gradient_norms,
         input_norms=input_norms,
+        hidden_norms=hidden_norms,
         rank=rank,
         ranks=ranks,
         drop_padding=drop_padding,
@@ -74,6 +79,7 @@ class Recorder:
         phase="train",
         gradient_norms=False,
         input_norms=False,
+        hidden_norms=False,
         rank=None,
         ranks=None,
         drop_padding=False,
@@ -97,6 +103,10 @@ class Recorder:
             raise ValueError("gradient norms can be recorded in phase 'train' only")
         self._model, self._phase = model, phase
         self._want_gradient, self._want_input = gradient_norms, input_norms
+        self._want_hidden = hidden_norms
+        if hidden_norms:
+            for block, _ in self._blocks:
+                _check_stacked(block)
         self._drop_padding, self._deflate = drop_padding, deflate
         self._given = dict(facts or {})
         self._step = first_step
@@ -115,6 +125,8 @@ class Recorder:
         hook(self._model.register_forward_hook(self._end))
         for layer, (block, router) in enumerate(self._blocks):
             hook(router.register_forward_hook(self._router_hook(layer, block, router)))
+            if self._want_hidden:
+                hook(block.experts.register_forward_pre_hook(self._experts_hook(layer)))
             if self._want_gradient or self._want_input:
                 hook(block.register_forward_hook(self._block_hook(layer)))
         return self
@@ -195,6 +207,16 @@ class Recorder:
 
         return hook
 
+    def _experts_hook(self, layer):
+        torch = self._torch
+
+        def hook(experts, args):
+            if self._current is not None:
+                with torch.no_grad():
+                    self._current.hidden[layer] = hidden_norms_of(torch, experts, *args[:2])
+
+        return hook
+
     def _lacking(self, layer):
         """The micro-batch whose gradient at this layer a recomputed output will bring."""
         batches = [batch for batch in self._pending if not batch.hooked[layer]]
@@ -229,6 +251,7 @@ class Recorder:
             weights=True,
             gradient_norms=self._want_gradient,
             input_norms=self._want_input,
+            hidden_norms=self._want_hidden,
             sequences=self._phase != "decode",
             deflate=self._deflate,
         )
@@ -252,6 +275,7 @@ class Recorder:
                 weights=cut(batch.weights[layer]),
                 grad_norm2=cut(batch.gradients[layer]),
                 input_norm2=cut(batch.inputs[layer]),
+                hidden_norm2=cut(batch.hidden[layer]),
             )
         if self._phase != "decode":
             for begin, length in batch.sequences(self._drop_padding):
@@ -268,6 +292,7 @@ class _Batch:
         self.weights = [None] * layers
         self.gradients = [None] * layers
         self.inputs = [None] * layers
+        self.hidden = [None] * layers
         self.hooked = [False] * layers
         self.experts = 0
 
@@ -286,7 +311,7 @@ class _Batch:
                     f"{where}: no gradient reached layer {layer}: call backward() before "
                     "rec.step(), or record without gradient norms"
                 )
-        for name in "ids", "weights", "gradients", "inputs":
+        for name in "ids", "weights", "gradients", "inputs", "hidden":
             values = getattr(self, name)
             setattr(self, name, [None if v is None else v.cpu().numpy() for v in values])
         rows = len(self.ids[0])
@@ -394,6 +419,28 @@ def _from_logits(torch, block, router, logits):
     if getattr(block, "norm_topk_prob", "Mixtral" in type(block).__name__):
         weights = weights / weights.sum(-1, keepdim=True)
     return ids, weights.to(logits.dtype)
+
+
+def _check_stacked(block):
+    experts = getattr(block, "experts", None)
+    names = ("gate_up_proj", "down_proj", "_apply_gate", "is_transposed", "has_bias")
+    if experts is None or not all(hasattr(experts, name) for name in names):
+        raise ValueError(
+            f"hidden norms: {type(block).__name__} does not keep its experts as stacked weights"
+        )
+
+
+def hidden_norms_of(torch, experts, tokens, ids):
+    """[tokens, top_k] squared norms of what enters the down projections of the chosen experts."""
+    norms = torch.zeros(ids.shape, dtype=torch.float32, device=tokens.device)
+    for expert in ids.unique().tolist():
+        token, place = torch.where(ids == expert)
+        weight = experts.gate_up_proj[expert]
+        both = tokens[token] @ (weight if experts.is_transposed else weight.T)
+        if experts.has_bias:
+            both = both + experts.gate_up_proj_bias[expert]
+        norms[token, place] = experts._apply_gate(both).float().pow(2).sum(-1)
+    return norms
 
 
 def _experts(block, router, output):
