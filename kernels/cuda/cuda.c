@@ -102,7 +102,9 @@ static mz_kstatus make_streams(mz_kernels *k, cuda_context *c) {
 
 static void cuda_close(mz_kernels *k) {
     cuda_context *c = context_of(k);
+#if defined(MZ_CUDA_HAS_PRODUCT)
     mz_vendor_close(&c->vendor);
+#endif
     for (int32_t i = 0; i < MZ_KERNEL_STREAMS_MAX; i++) {
         if (c->order[i])
             cudaEventDestroy(c->order[i]);
@@ -225,18 +227,14 @@ static mz_kstatus cuda_elapsed(mz_kernels *k, int32_t from_slot, int32_t to_slot
                      #name);                                                                       \
     }
 
+#if defined(MZ_CUDA_HAS_ROWS)
 LAUNCH(row_norms, mz_norms)
 LAUNCH(row_dots, mz_dots)
-LAUNCH(score_pairs, mz_score_args)
 LAUNCH(pack_rows, mz_pack)
 LAUNCH(unpack_rows, mz_unpack)
 LAUNCH(combine_rows, mz_combine)
 LAUNCH(swiglu_forward, mz_swiglu)
 LAUNCH(swiglu_backward, mz_swiglu)
-LAUNCH_WITH_WORKSPACE(group_pairs, mz_grouping)
-LAUNCH_WITH_WORKSPACE(select_pairs, mz_selection)
-LAUNCH_WITH_WORKSPACE(expert_up, mz_expert_up)
-LAUNCH_WITH_WORKSPACE(update_step, mz_update)
 
 static mz_kstatus cuda_convert(mz_kernels *k, mz_kstream stream, mz_dtype to_type, void *to,
                                mz_dtype from_type, const void *from, int64_t n) {
@@ -244,6 +242,13 @@ static mz_kstatus cuda_convert(mz_kernels *k, mz_kstream stream, mz_dtype to_typ
         k, mz_cuda_convert(device_of(k), stream_of(k, stream), to_type, to, from_type, from, n),
         "convert");
 }
+
+#endif
+
+#if defined(MZ_CUDA_HAS_PAIRS)
+LAUNCH(score_pairs, mz_score_args)
+LAUNCH_WITH_WORKSPACE(group_pairs, mz_grouping)
+LAUNCH_WITH_WORKSPACE(select_pairs, mz_selection)
 
 static size_t cuda_prefix_sums_workspace(const mz_kernels *k, int64_t n) {
     return mz_cuda_prefix_sums_workspace(device_of(k), n);
@@ -269,6 +274,11 @@ static mz_kstatus cuda_invert(mz_kernels *k, mz_kstream stream, const int64_t *r
         "invert");
 }
 
+#endif
+
+#if defined(MZ_CUDA_HAS_PRODUCT)
+LAUNCH_WITH_WORKSPACE(expert_up, mz_expert_up)
+
 static size_t cuda_grouped_gemm_workspace(const mz_kernels *k, const mz_product_args *args) {
     return args->engine == MZ_ENGINE_VENDOR ? mz_vendor_grouped_gemm_workspace(args)
                                             : mz_cuda_grouped_gemm_workspace(device_of(k), args);
@@ -289,6 +299,13 @@ static mz_kstatus cuda_grouped_gemm(mz_kernels *k, mz_kstream stream, const mz_p
     return mz_vendor_grouped_gemm(k, c->vendor, stream_of(k, stream), args, workspace);
 }
 
+#endif
+
+#if defined(MZ_CUDA_HAS_UPDATE)
+LAUNCH_WITH_WORKSPACE(update_step, mz_update)
+#endif
+
+#if defined(MZ_CUDA_HAS_ROUTER)
 static size_t cuda_router_workspace(const mz_kernels *k, const mz_router *args) {
     return mz_cuda_router_workspace(device_of(k), args);
 }
@@ -327,6 +344,8 @@ static mz_kstatus cuda_gate_norms_backward(mz_kernels *k, mz_kstream stream, mz_
                  "gate_norms_backward");
 }
 
+#endif
+
 static const mz_backend_ops cuda_ops = {
     .name = "cuda",
     .open = cuda_open,
@@ -339,9 +358,17 @@ static const mz_backend_ops cuda_ops = {
     .wait = cuda_wait,
     .mark = cuda_mark,
     .elapsed = cuda_elapsed,
+#if defined(MZ_CUDA_HAS_ROWS)
     .convert = cuda_convert,
     .row_norms = cuda_row_norms,
     .row_dots = cuda_row_dots,
+    .pack_rows = cuda_pack_rows,
+    .unpack_rows = cuda_unpack_rows,
+    .combine_rows = cuda_combine_rows,
+    .swiglu_forward = cuda_swiglu_forward,
+    .swiglu_backward = cuda_swiglu_backward,
+#endif
+#if defined(MZ_CUDA_HAS_PAIRS)
     .score_pairs = cuda_score_pairs,
     .group_pairs_workspace = cuda_group_pairs_workspace,
     .group_pairs = cuda_group_pairs,
@@ -351,23 +378,25 @@ static const mz_backend_ops cuda_ops = {
     .select_pairs = cuda_select_pairs,
     .arrange = cuda_arrange,
     .invert = cuda_invert,
-    .pack_rows = cuda_pack_rows,
-    .unpack_rows = cuda_unpack_rows,
-    .combine_rows = cuda_combine_rows,
+#endif
+#if defined(MZ_CUDA_HAS_PRODUCT)
     .grouped_gemm_workspace = cuda_grouped_gemm_workspace,
     .grouped_gemm = cuda_grouped_gemm,
     .expert_up_workspace = cuda_expert_up_workspace,
     .expert_up_forward = cuda_expert_up,
-    .swiglu_forward = cuda_swiglu_forward,
-    .swiglu_backward = cuda_swiglu_backward,
+#endif
+#if defined(MZ_CUDA_HAS_ROUTER)
     .router_workspace = cuda_router_workspace,
     .router_forward = cuda_router_forward,
     .router_backward = cuda_router_backward,
     .router_losses = cuda_router_losses,
     .gate_norms = cuda_gate_norms,
     .gate_norms_backward = cuda_gate_norms_backward,
+#endif
+#if defined(MZ_CUDA_HAS_UPDATE)
     .update_workspace = cuda_update_step_workspace,
     .update_step = cuda_update_step,
+#endif
 };
 
 const mz_backend_ops *mz_cuda_ops(void) {

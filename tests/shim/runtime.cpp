@@ -1,0 +1,325 @@
+/* The CUDA runtime API of cuda_runtime_api.h on the host's memory. */
+#include "cuda_runtime_api.h"
+#include "emulator.h"
+
+#include <map>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#if defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define CUEMU_ASAN
+#endif
+#elif defined(__SANITIZE_ADDRESS__)
+#define CUEMU_ASAN
+#endif
+#if defined(CUEMU_ASAN)
+#include <sanitizer/asan_interface.h>
+#else
+#define __asan_poison_memory_region(p, n) ((void)(p), (void)(n))
+#define __asan_unpoison_memory_region(p, n) ((void)(p), (void)(n))
+#endif
+
+struct CUstream_st {
+    unsigned flags;
+};
+struct CUevent_st {
+    unsigned flags;
+    bool recorded;
+    double seconds;
+};
+
+namespace {
+
+enum : size_t { ALIGNMENT = 256, GUARD = 256, DEVICE_BYTES = (size_t)8 << 30 };
+enum : unsigned char { UNWRITTEN = 0xff, GUARDED = 0xa5 };
+enum : int { PROCESSORS = 4, MAJOR = 9, MINOR = 0, VERSION = 13000 };
+
+std::map<uintptr_t, size_t> allocations;
+size_t allocated;
+cudaError_t last_error;
+
+cudaError_t said(cudaError_t error) {
+    if (error != cudaSuccess)
+        last_error = error;
+    return error;
+}
+
+/* True if [p, p + bytes) lies within one allocation. */
+bool on_device(const void *p, size_t bytes) {
+    const uintptr_t at = reinterpret_cast<uintptr_t>(p);
+    auto after = allocations.upper_bound(at);
+    if (after == allocations.begin())
+        return false;
+    const auto it = --after;
+    return at - it->first <= it->second && bytes <= it->second - (at - it->first);
+}
+
+/* The guard after an allocation starts at its last byte, not at a round address. */
+void check_guards(const char *memory, size_t bytes) {
+    for (size_t i = 0; i < GUARD; i++) {
+        const bool before = (unsigned char)memory[-(ptrdiff_t)i - 1] != GUARDED;
+        if (!before && (unsigned char)memory[bytes + i] == GUARDED)
+            continue;
+        fprintf(stderr, "cuemu: device memory of %zu bytes was written %zu bytes %s\n", bytes,
+                i + 1, before ? "before its start" : "past its end");
+        abort();
+    }
+}
+
+double now() {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+} /* namespace */
+
+/* ---- errors -------------------------------------------------------------------------------------
+ */
+
+const char *cudaGetErrorName(cudaError_t error) {
+    switch (error) {
+    case cudaSuccess:
+        return "cudaSuccess";
+    case cudaErrorInvalidValue:
+        return "cudaErrorInvalidValue";
+    case cudaErrorMemoryAllocation:
+        return "cudaErrorMemoryAllocation";
+    case cudaErrorInvalidConfiguration:
+        return "cudaErrorInvalidConfiguration";
+    case cudaErrorInsufficientDriver:
+        return "cudaErrorInsufficientDriver";
+    case cudaErrorNoDevice:
+        return "cudaErrorNoDevice";
+    case cudaErrorInvalidDevice:
+        return "cudaErrorInvalidDevice";
+    case cudaErrorInvalidResourceHandle:
+        return "cudaErrorInvalidResourceHandle";
+    case cudaErrorLaunchOutOfResources:
+        return "cudaErrorLaunchOutOfResources";
+    case cudaErrorLaunchFailure:
+        return "cudaErrorLaunchFailure";
+    case cudaErrorNotSupported:
+        return "cudaErrorNotSupported";
+    }
+    return "unrecognized error code";
+}
+
+const char *cudaGetErrorString(cudaError_t error) {
+    return cudaGetErrorName(error);
+}
+
+cudaError_t cudaPeekAtLastError(void) {
+    return last_error;
+}
+
+cudaError_t cudaGetLastError(void) {
+    const cudaError_t error = last_error;
+    last_error = cudaSuccess;
+    return error;
+}
+
+/* ---- the device ---------------------------------------------------------------------------------
+ */
+
+cudaError_t cudaDriverGetVersion(int *version) {
+    *version = VERSION;
+    return cudaSuccess;
+}
+
+cudaError_t cudaRuntimeGetVersion(int *version) {
+    *version = VERSION;
+    return cudaSuccess;
+}
+
+cudaError_t cudaGetDeviceCount(int *count) {
+    *count = 1;
+    return cudaSuccess;
+}
+
+cudaError_t cudaSetDevice(int device) {
+    return said(device == 0 ? cudaSuccess : cudaErrorInvalidDevice);
+}
+
+cudaError_t cudaGetDevice(int *device) {
+    *device = 0;
+    return cudaSuccess;
+}
+
+cudaError_t cudaDeviceSynchronize(void) {
+    return cudaSuccess;
+}
+
+cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute, int device) {
+    if (device != 0)
+        return said(cudaErrorInvalidDevice);
+    switch (attribute) {
+    case cudaDevAttrMaxThreadsPerBlock:
+        *value = 1024;
+        return cudaSuccess;
+    case cudaDevAttrMaxSharedMemoryPerBlock:
+        *value = cuemu::SHARED_STATIC_MOST;
+        return cudaSuccess;
+    case cudaDevAttrWarpSize:
+        *value = 32;
+        return cudaSuccess;
+    case cudaDevAttrMultiProcessorCount:
+        *value = PROCESSORS;
+        return cudaSuccess;
+    case cudaDevAttrComputeCapabilityMajor:
+        *value = MAJOR;
+        return cudaSuccess;
+    case cudaDevAttrComputeCapabilityMinor:
+        *value = MINOR;
+        return cudaSuccess;
+    case cudaDevAttrMaxSharedMemoryPerBlockOptin:
+        *value = cuemu::SHARED_MOST;
+        return cudaSuccess;
+    }
+    return said(cudaErrorInvalidValue);
+}
+
+cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *facts, int device) {
+    if (device != 0)
+        return said(cudaErrorInvalidDevice);
+    *facts = {};
+    snprintf(facts->name, sizeof facts->name, "emulated device");
+    facts->totalGlobalMem = DEVICE_BYTES;
+    facts->sharedMemPerBlock = cuemu::SHARED_STATIC_MOST;
+    facts->sharedMemPerBlockOptin = cuemu::SHARED_MOST;
+    facts->warpSize = 32;
+    facts->maxThreadsPerBlock = 1024;
+    facts->major = MAJOR;
+    facts->minor = MINOR;
+    facts->multiProcessorCount = PROCESSORS;
+    return cudaSuccess;
+}
+
+/* ---- memory -------------------------------------------------------------------------------------
+ */
+
+cudaError_t cudaMalloc(void **memory, size_t bytes) {
+    *memory = nullptr;
+    if (bytes > DEVICE_BYTES - allocated)
+        return said(cudaErrorMemoryAllocation);
+    void *whole = nullptr;
+    if (posix_memalign(&whole, ALIGNMENT, GUARD + bytes + GUARD))
+        return said(cudaErrorMemoryAllocation);
+    char *start = static_cast<char *>(whole) + GUARD;
+    memset(whole, GUARDED, GUARD);
+    memset(start, UNWRITTEN, bytes);
+    memset(start + bytes, GUARDED, GUARD);
+    __asan_poison_memory_region(whole, GUARD);
+    __asan_poison_memory_region(start + bytes, GUARD);
+    allocations[reinterpret_cast<uintptr_t>(start)] = bytes;
+    allocated += bytes;
+    *memory = start;
+    return cudaSuccess;
+}
+
+cudaError_t cudaFree(void *memory) {
+    if (!memory)
+        return cudaSuccess;
+    const auto it = allocations.find(reinterpret_cast<uintptr_t>(memory));
+    if (it == allocations.end())
+        return said(cudaErrorInvalidValue);
+    char *start = static_cast<char *>(memory);
+    const size_t bytes = it->second;
+    __asan_unpoison_memory_region(start - GUARD, GUARD);
+    __asan_unpoison_memory_region(start + bytes, GUARD);
+    check_guards(start, bytes);
+    allocated -= bytes;
+    allocations.erase(it);
+    free(start - GUARD);
+    return cudaSuccess;
+}
+
+cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *all) {
+    *free_bytes = DEVICE_BYTES - allocated;
+    *all = DEVICE_BYTES;
+    return cudaSuccess;
+}
+
+cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind,
+                            cudaStream_t stream) {
+    (void)stream;
+    const bool to_device = kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice;
+    const bool from_device = kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice;
+    if (kind != cudaMemcpyDefault &&
+        (to_device != on_device(to, bytes) || from_device != on_device(from, bytes)))
+        return said(cudaErrorInvalidValue);
+    memmove(to, from, bytes);
+    return cudaSuccess;
+}
+
+cudaError_t cudaMemsetAsync(void *memory, int value, size_t bytes, cudaStream_t stream) {
+    (void)stream;
+    if (!on_device(memory, bytes))
+        return said(cudaErrorInvalidValue);
+    memset(memory, value, bytes);
+    return cudaSuccess;
+}
+
+/* ---- streams and events -------------------------------------------------------------------------
+ */
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned flags) {
+    *stream = static_cast<cudaStream_t>(malloc(sizeof **stream));
+    if (!*stream)
+        return said(cudaErrorMemoryAllocation);
+    (*stream)->flags = flags;
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+    free(stream);
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+    (void)stream;
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags) {
+    (void)stream, (void)flags;
+    return said(event ? cudaSuccess : cudaErrorInvalidResourceHandle);
+}
+
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags) {
+    *event = static_cast<cudaEvent_t>(malloc(sizeof **event));
+    if (!*event)
+        return said(cudaErrorMemoryAllocation);
+    **event = {flags, false, 0};
+    return cudaSuccess;
+}
+
+cudaError_t cudaEventDestroy(cudaEvent_t event) {
+    free(event);
+    return cudaSuccess;
+}
+
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+    (void)stream;
+    if (!event)
+        return said(cudaErrorInvalidResourceHandle);
+    event->recorded = true;
+    event->seconds = now();
+    return cudaSuccess;
+}
+
+cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+    return said(event ? cudaSuccess : cudaErrorInvalidResourceHandle);
+}
+
+cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t from, cudaEvent_t to) {
+    if (!from || !to || !from->recorded || !to->recorded ||
+        ((from->flags | to->flags) & cudaEventDisableTiming))
+        return said(cudaErrorInvalidResourceHandle);
+    *ms = (float)(1e3 * (to->seconds - from->seconds));
+    return cudaSuccess;
+}
