@@ -71,7 +71,7 @@ __device__ int64_t tiles_down(const Product &p, Kind kind, int32_t group, int li
 __device__ Place place_in(int32_t group, int64_t tile, int64_t down, int64_t across, int lines,
                           int cols) {
     const int64_t band = tile / (BAND * across), first = band * BAND;
-    const int64_t height = down - first < BAND ? down - first : BAND;
+    const int64_t height = down - first < BAND ? down - first : (int64_t)BAND;
     const int64_t in = tile - first * across;
     return Place{group, (first + in % height) * lines, in / height * cols};
 }
