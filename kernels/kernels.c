@@ -36,6 +36,8 @@ mz_kstatus mz_kernels_open(const mz_kernels_options *options, mz_kernels **conte
         return tell(message, message_size, MZ_K_EINVAL, "streams must be from 1 to 16");
     if (options->threads < 0)
         return tell(message, message_size, MZ_K_EINVAL, "threads must not be negative");
+    if (options->backend != MZ_BACKEND_HOST && options->backend != MZ_BACKEND_CUDA)
+        return tell(message, message_size, MZ_K_EINVAL, "unknown backend");
     const mz_backend_ops *ops = options->backend == MZ_BACKEND_CUDA ? mz_cuda_ops() : &mz_host_ops;
     if (!ops)
         return tell(message, message_size, MZ_K_EHARDWARE,
@@ -127,6 +129,7 @@ void mz_kernels_free(mz_kernels *k, void *memory) {
 mz_kstatus mz_kernels_copy(mz_kernels *k, mz_kstream stream, mz_copy kind, void *to,
                            const void *from, size_t bytes) {
     REQUIRE_READY("copy");
+    REQUIRE(kind >= MZ_COPY_IN && kind <= MZ_COPY_INSIDE, "copy: unknown kind %d", (int)kind);
     REQUIRE(bytes == 0 || (to && from), "copy: %zu bytes %s NULL", bytes, to ? "from" : "to");
     return bytes == 0 ? MZ_K_OK : k->ops->copy(k, stream, kind, to, from, bytes);
 }
@@ -252,21 +255,25 @@ mz_kstatus mz_score_pairs(mz_kernels *k, mz_kstream stream, const mz_score_args 
 /* ---- counts, grouping, selection ----------------------------------------------------------------
  */
 
+static bool grouping_fits(const mz_grouping *a) {
+    return a->pairs >= 0 && a->pairs <= MOST && a->experts >= 0;
+}
+
 size_t mz_group_pairs_workspace(const mz_kernels *k, const mz_grouping *args) {
-    return k->ops->group_pairs_workspace(k, args);
+    return grouping_fits(args) ? k->ops->group_pairs_workspace(k, args) : 0;
 }
 
 mz_kstatus mz_group_pairs(mz_kernels *k, mz_kstream stream, const mz_grouping *a, void *workspace) {
     REQUIRE_READY("group_pairs");
-    REQUIRE(a->pairs >= 0 && a->pairs <= MOST && a->experts >= 0,
-            "group_pairs: %lld pairs, %d experts", (long long)a->pairs, (int)a->experts);
+    REQUIRE(grouping_fits(a), "group_pairs: %lld pairs, %d experts", (long long)a->pairs,
+            (int)a->experts);
     REQUIRE(there(a->expert, a->pairs), "group_pairs: expert is NULL");
     REQUIRE(workspace || mz_group_pairs_workspace(k, a) == 0, "group_pairs: no workspace");
     return k->ops->group_pairs(k, stream, a, workspace);
 }
 
 size_t mz_prefix_sums_workspace(const mz_kernels *k, int64_t n) {
-    return k->ops->prefix_sums_workspace(k, n);
+    return n >= 0 && n <= MOST ? k->ops->prefix_sums_workspace(k, n) : 0;
 }
 
 mz_kstatus mz_prefix_sums(mz_kernels *k, mz_kstream stream, const int64_t *count, int64_t n,
@@ -279,15 +286,19 @@ mz_kstatus mz_prefix_sums(mz_kernels *k, mz_kstream stream, const int64_t *count
     return k->ops->prefix_sums(k, stream, count, n, begin, workspace);
 }
 
+static bool selection_fits(const mz_selection *a) {
+    return a->pairs >= 0 && a->pairs <= MOST && a->experts >= 0;
+}
+
 size_t mz_select_workspace(const mz_kernels *k, const mz_selection *args) {
-    return k->ops->select_workspace(k, args);
+    return selection_fits(args) ? k->ops->select_workspace(k, args) : 0;
 }
 
 mz_kstatus mz_select_pairs(mz_kernels *k, mz_kstream stream, const mz_selection *a,
                            void *workspace) {
     REQUIRE_READY("select_pairs");
-    REQUIRE(a->pairs >= 0 && a->pairs <= MOST && a->experts >= 0,
-            "select_pairs: %lld pairs, %d experts", (long long)a->pairs, (int)a->experts);
+    REQUIRE(selection_fits(a), "select_pairs: %lld pairs, %d experts", (long long)a->pairs,
+            (int)a->experts);
     REQUIRE(there(a->score, a->pairs) && there(a->order, a->pairs) && there(a->quota, a->experts) &&
                 a->begin,
             "select_pairs: NULL");
@@ -354,22 +365,35 @@ mz_kstatus mz_combine_rows(mz_kernels *k, mz_kstream stream, const mz_combine *a
 /* ---- grouped GEMM, SwiGLU -----------------------------------------------------------------------
  */
 
+static mz_kstatus check_begin(mz_kernels *k, const char *name, const mz_groups *g,
+                              const int64_t *begin) {
+    REQUIRE(begin[0] == 0, "%s: groups begin at row %lld, not at 0", name, (long long)begin[0]);
+    for (int32_t i = 0; i < g->groups; i++)
+        REQUIRE(begin[i] <= begin[i + 1], "%s: group %d ends before it begins", name, (int)i);
+    REQUIRE(begin[g->groups] <= g->rows_max, "%s: more rows than rows_max", name);
+    return MZ_K_OK;
+}
+
 static mz_kstatus check_groups(mz_kernels *k, const char *name, const mz_groups *g) {
     REQUIRE(g->groups >= 0 && g->rows_max >= 0 && g->rows_max <= MOST,
             "%s: %d groups of at most %lld rows", name, (int)g->groups, (long long)g->rows_max);
     REQUIRE(there(g->begin, g->groups), "%s: groups.begin is NULL", name);
-    if (g->begin_host) {
-        REQUIRE(g->begin_host[0] == 0, "%s: begin_host[0] is not 0", name);
-        for (int32_t i = 0; i < g->groups; i++)
-            REQUIRE(g->begin_host[i] <= g->begin_host[i + 1], "%s: begin_host falls at group %d",
-                    name, (int)i);
-        REQUIRE(g->begin_host[g->groups] <= g->rows_max, "%s: more rows than rows_max", name);
-    }
-    return MZ_K_OK;
+    mz_kstatus status = MZ_K_OK;
+    if (g->begin_host)
+        status = check_begin(k, name, g, g->begin_host);
+    if (status == MZ_K_OK && k->backend == MZ_BACKEND_HOST && g->groups > 0)
+        status = check_begin(k, name, g, g->begin);
+    return status;
+}
+
+static bool product_fits(const mz_product_args *a) {
+    const mz_groups *g = &a->groups;
+    return a->n > 0 && a->k > 0 && g->groups >= 0 && sizes_fit(a->n, a->k) &&
+           sizes_fit(g->rows_max, a->n) && sizes_fit(g->rows_max, a->k);
 }
 
 size_t mz_grouped_gemm_workspace(const mz_kernels *k, const mz_product_args *args) {
-    return k->ops->grouped_gemm_workspace(k, args);
+    return product_fits(args) ? k->ops->grouped_gemm_workspace(k, args) : 0;
 }
 
 mz_kstatus mz_grouped_gemm(mz_kernels *k, mz_kstream stream, const mz_product_args *a,
@@ -382,10 +406,8 @@ mz_kstatus mz_grouped_gemm(mz_kernels *k, mz_kstream stream, const mz_product_ar
     mz_kstatus status = check_groups(k, "grouped_gemm", &a->groups);
     if (status != MZ_K_OK)
         return status;
-    REQUIRE(a->n > 0 && a->k > 0 && sizes_fit(a->n, a->k) && sizes_fit(a->groups.rows_max, a->n) &&
-                sizes_fit(a->groups.rows_max, a->k),
-            "grouped_gemm: n %lld, k %lld, rows %lld", (long long)a->n, (long long)a->k,
-            (long long)a->groups.rows_max);
+    REQUIRE(product_fits(a), "grouped_gemm: n %lld, k %lld, rows %lld", (long long)a->n,
+            (long long)a->k, (long long)a->groups.rows_max);
     REQUIRE(a->op == MZ_PRODUCT_WGRAD || !a->accumulate, "grouped_gemm: only wgrad accumulates");
     REQUIRE(a->engine == MZ_ENGINE_OWN || a->groups.begin_host || k->backend == MZ_BACKEND_HOST,
             "grouped_gemm: the vendor's engine needs begin_host");
@@ -396,8 +418,15 @@ mz_kstatus mz_grouped_gemm(mz_kernels *k, mz_kstream stream, const mz_product_ar
     return a->groups.groups == 0 ? MZ_K_OK : k->ops->grouped_gemm(k, stream, a, workspace);
 }
 
+static bool up_fits(const mz_expert_up *a) {
+    const mz_groups *g = &a->groups;
+    return a->hidden > 0 && a->intermediate > 0 && a->intermediate <= MOST / 2 && g->groups >= 0 &&
+           sizes_fit(2 * a->intermediate, a->hidden) &&
+           sizes_fit(g->rows_max, 2 * a->intermediate) && sizes_fit(g->rows_max, a->hidden);
+}
+
 size_t mz_expert_up_workspace(const mz_kernels *k, const mz_expert_up *args) {
-    return k->ops->expert_up_workspace(k, args);
+    return up_fits(args) ? k->ops->expert_up_workspace(k, args) : 0;
 }
 
 mz_kstatus mz_expert_up_forward(mz_kernels *k, mz_kstream stream, const mz_expert_up *a,
@@ -407,11 +436,7 @@ mz_kstatus mz_expert_up_forward(mz_kernels *k, mz_kstream stream, const mz_exper
     mz_kstatus status = check_groups(k, "expert_up", &a->groups);
     if (status != MZ_K_OK)
         return status;
-    REQUIRE(a->hidden > 0 && a->intermediate > 0 && a->intermediate <= MOST / 2 &&
-                sizes_fit(2 * a->intermediate, a->hidden) &&
-                sizes_fit(a->groups.rows_max, 2 * a->intermediate) &&
-                sizes_fit(a->groups.rows_max, a->hidden),
-            "expert_up: hidden %lld, intermediate %lld", (long long)a->hidden,
+    REQUIRE(up_fits(a), "expert_up: hidden %lld, intermediate %lld", (long long)a->hidden,
             (long long)a->intermediate);
     REQUIRE(there(a->weight, a->groups.groups) && there(a->x, a->groups.rows_max) &&
                 there(a->h, a->groups.rows_max),
@@ -451,12 +476,16 @@ mz_kstatus mz_swiglu_backward(mz_kernels *k, mz_kstream stream, const mz_swiglu 
 /* ---- routers ------------------------------------------------------------------------------------
  */
 
+static bool router_fits(const mz_router *a) {
+    return a->experts > 0 && sizes_fit(a->tokens, a->experts);
+}
+
 static mz_kstatus check_router(mz_kernels *k, const char *name, const mz_router *a) {
     const bool variable = a->kind == MZ_ROUTER_RELU || a->kind == MZ_ROUTER_ROUTING_FREE;
     REQUIRE(a->kind >= MZ_ROUTER_SOFTMAX && a->kind <= MZ_ROUTER_ROUTING_FREE, "%s: unknown kind",
             name);
-    REQUIRE(a->experts > 0 && sizes_fit(a->tokens, a->experts), "%s: %lld tokens, %d experts", name,
-            (long long)a->tokens, (int)a->experts);
+    REQUIRE(router_fits(a), "%s: %lld tokens, %d experts", name, (long long)a->tokens,
+            (int)a->experts);
     REQUIRE(variable || (a->k > 0 && a->k <= a->experts), "%s: k %d of %d experts", name, (int)a->k,
             (int)a->experts);
     REQUIRE(a->kind != MZ_ROUTER_SIGMOID ||
@@ -472,7 +501,7 @@ static mz_kstatus check_router(mz_kernels *k, const char *name, const mz_router 
 }
 
 size_t mz_router_workspace(const mz_kernels *k, const mz_router *args) {
-    return k->ops->router_workspace(k, args);
+    return router_fits(args) ? k->ops->router_workspace(k, args) : 0;
 }
 
 mz_kstatus mz_router_forward(mz_kernels *k, mz_kstream stream, const mz_router *a,
@@ -493,6 +522,8 @@ mz_kstatus mz_router_backward(mz_kernels *k, mz_kstream stream, const mz_router 
         return status;
     REQUIRE(there(a->dweight, a->tokens) && there(a->dlogits, a->tokens), "router_backward: NULL");
     REQUIRE(a->aux_factor == 0 || a->count, "router_backward: the balance loss needs count");
+    REQUIRE(a->aux_factor == 0 || a->kind != MZ_ROUTER_RELU || a->k > 0,
+            "router_backward: the balance loss needs k, the pairs wanted of a token");
     REQUIRE(workspace || mz_router_workspace(k, a) == 0, "router_backward: no workspace");
     return k->ops->router_backward(k, stream, a, workspace);
 }
@@ -505,6 +536,8 @@ mz_kstatus mz_router_losses(mz_kernels *k, mz_kstream stream, const mz_router *a
         return status;
     REQUIRE(loss, "router_losses: loss is NULL");
     REQUIRE(a->count, "router_losses: count is NULL");
+    REQUIRE(a->kind != MZ_ROUTER_RELU || a->k > 0,
+            "router_losses: the balance loss needs k, the pairs wanted of a token");
     REQUIRE(workspace || mz_router_workspace(k, a) == 0, "router_losses: no workspace");
     return k->ops->router_losses(k, stream, a, loss, workspace);
 }
@@ -578,8 +611,13 @@ static bool keeps_momentum(const mz_update *a) {
            (a->kind == MZ_UPDATE_SKEWADAM && a->momentum);
 }
 
+static bool update_fits(const mz_update *a) {
+    return a->rows >= 0 && a->cols > 0 && a->matrices >= 0 && sizes_fit(a->rows, a->cols) &&
+           sizes_fit(a->matrices, a->rows * a->cols);
+}
+
 size_t mz_update_workspace(const mz_kernels *k, const mz_update *args) {
-    return k->ops->update_workspace(k, args);
+    return update_fits(args) ? k->ops->update_workspace(k, args) : 0;
 }
 
 mz_kstatus mz_update_step(mz_kernels *k, mz_kstream stream, const mz_update *a, void *workspace) {
@@ -587,10 +625,10 @@ mz_kstatus mz_update_step(mz_kernels *k, mz_kstream stream, const mz_update *a, 
     REQUIRE(a->kind >= MZ_UPDATE_SKEWADAM && a->kind <= MZ_UPDATE_MUON,
             "update_step: unknown kind");
     REQUIRE(is_type(a->type) && is_type(a->gradient_type), "update_step: unknown type");
-    REQUIRE(a->rows >= 0 && a->cols > 0 && a->matrices >= 0 && sizes_fit(a->rows, a->cols) &&
-                sizes_fit(a->matrices, a->rows * a->cols),
-            "update_step: %lld x %lld x %lld", (long long)a->matrices, (long long)a->rows,
-            (long long)a->cols);
+    REQUIRE(a->rounding >= MZ_ROUND_NEAREST && a->rounding <= MZ_ROUND_STOCHASTIC,
+            "update_step: unknown rounding");
+    REQUIRE(update_fits(a), "update_step: %lld x %lld x %lld", (long long)a->matrices,
+            (long long)a->rows, (long long)a->cols);
     REQUIRE(a->step >= 1, "update_step: step %lld; the first is 1", (long long)a->step);
     REQUIRE(a->kind != MZ_UPDATE_MUON || (a->cols > 1 && a->newton_schulz >= 0),
             "update_step: muon is for matrices");

@@ -7,7 +7,8 @@
  * of the host backend, device memory of the CUDA one. All pointers in arguments are context memory
  * unless marked (host). Structs, and arrays marked (host), are read before the call returns.
  * Memory: no operation allocates. Where one needs scratch, it has a `..._workspace` twin that
- * returns its bytes for the same arguments; pass that many bytes, 256-byte aligned, as `workspace`.
+ * returns its bytes for the same arguments (0 for sizes that the operation refuses); pass that many
+ * bytes, 256-byte aligned, as `workspace`.
  * Scratch is free for other use once the operation has completed on its stream.
  * Streams. Operations of one stream run in order; the CUDA backend enqueues and returns, the host
  * backend has done the work when the call returns (its streams are numbers). No operation waits for
@@ -272,7 +273,8 @@ typedef struct mz_product_args {
     bool accumulate;        /* wgrad: add to w; forward and dgrad: must be false */
     const void *a;          /* [rows][k] forward, [rows][n] dgrad and wgrad */
     void *const *weight;    /* [groups] pointers to [n][k]; the array is context memory too. wgrad
-                               writes them; a NULL pointer skips its group */
+                               writes them; a NULL pointer skips its group (with cuBLAS, only an
+                               empty group may have one) */
     void *c;                /* forward [rows][n], dgrad [rows][k]; wgrad: input [rows][k] */
 } mz_product_args;
 size_t mz_grouped_gemm_workspace(const mz_kernels *context, const mz_product_args *args);
@@ -328,7 +330,7 @@ typedef enum mz_router_kind {
 typedef struct mz_router {
     mz_router_kind kind;
     int64_t tokens;
-    int32_t experts, k;
+    int32_t experts, k; /* k: ReLU: pairs wanted of a token, of its balance loss alone */
     bool normalize, softmax_all;
     float scale;                 /* of the weights; 1: none */
     int32_t n_group, topk_group; /* sigmoid; 1, 1: no groups */

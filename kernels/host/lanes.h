@@ -74,10 +74,11 @@ INLINE float sum_of(lanes v) {
     return s[0];
 }
 
-/* e^x to about one unit in the last place where the result is a normal number; 0 below, infinity
- * above. Cody and Waite's reduction, then the series of degree 7 on [-ln 2 / 2, ln 2 / 2]. */
+/* e^x to about one unit in the last place for x in [-87.3, 88.3], where the result and the power of
+ * two in it are normal numbers; 0 below, infinity above. Cody and Waite's reduction, then the
+ * series of degree 7 on [-ln 2 / 2, ln 2 / 2]. */
 INLINE lanes exp_of(lanes x) {
-    const ints over = x > 88.7f, under = x < -87.3f, nan = x != x;
+    const ints over = x > 88.3f, under = x < -87.3f, nan = x != x;
     const lanes shift = (x * 1.44269504f + 12582912.0f) - 12582912.0f; /* nearest whole number */
     const lanes r = (x - shift * 0.693359375f) + shift * 2.12194440e-4f;
     lanes y = 1.0f / 5040 + 0 * r;

@@ -6,6 +6,9 @@
 
 #include <stdlib.h>
 
+/* Of sums that are divided by. */
+static const float SUM_LEAST = 1e-20f;
+
 enum { BLOCK_TOKENS = 256, BLOCKS_MOST = 256 };
 
 typedef struct routing {
@@ -38,8 +41,11 @@ static int64_t blocks_of(int64_t tokens) {
     return blocks < 1 ? 1 : blocks < BLOCKS_MOST ? blocks : BLOCKS_MOST;
 }
 
-static size_t rounded(size_t bytes) {
-    return (bytes + 63) & ~(size_t)63;
+/* Takes the next `bytes` of the workspace; without one it only counts. */
+static void *take(char *workspace, size_t *used, size_t bytes) {
+    void *memory = workspace ? workspace + *used : NULL;
+    *used += (bytes + 63) & ~(size_t)63;
+    return memory;
 }
 
 static size_t place(routing *r, const mz_kernels *k, const mz_router *a, char *workspace) {
@@ -49,16 +55,13 @@ static size_t place(routing *r, const mz_kernels *k, const mz_router *a, char *w
     r->block = (a->tokens + r->blocks - 1) / r->blocks;
     const size_t blocks = (size_t)r->blocks;
     size_t used = 0;
-    r->mean = (double *)workspace;
-    used += rounded(sizeof(double) * blocks * (E + LOSS_SUMS));
-    r->row = (float *)(workspace + used);
-    used += rounded(sizeof(float) * threads * 3 * E);
-    r->bias = (float *)(workspace + used);
-    used += rounded(sizeof(float) * blocks * E);
-    r->gain = (float *)(workspace + used);
-    used += rounded(sizeof(float) * blocks * E);
-    r->count = (int64_t *)(workspace + used);
-    return used + (is_variable(a) ? rounded(sizeof(int64_t) * ((size_t)a->tokens + 1)) : 0);
+    r->mean = take(workspace, &used, sizeof(double) * blocks * (E + LOSS_SUMS));
+    r->row = take(workspace, &used, sizeof(float) * threads * 3 * E);
+    r->bias = take(workspace, &used, sizeof(float) * blocks * E);
+    r->gain = take(workspace, &used, sizeof(float) * blocks * E);
+    r->count =
+        take(workspace, &used, is_variable(a) ? sizeof(int64_t) * ((size_t)a->tokens + 1) : 0);
+    return used;
 }
 
 size_t mz_host_router_workspace(const mz_kernels *k, const mz_router *a) {
@@ -139,6 +142,14 @@ static float probabilities(const mz_router *a, int64_t token, float *p) {
     return 0;
 }
 
+/* A sum of sigmoids to divide by, bounded away from 0. */
+static float sum_of_values(const float *p, int32_t n) {
+    float sum = 0;
+    for (int32_t e = 0; e < n; e++)
+        sum += p[e];
+    return sum > SUM_LEAST ? sum : SUM_LEAST;
+}
+
 static void forward_token(const mz_router *a, int64_t token, float *scratch) {
     float *p = scratch, *value = p + a->experts, *score = value + a->experts;
     int32_t *chosen = a->expert + token * a->k;
@@ -156,7 +167,7 @@ static void forward_token(const mz_router *a, int64_t token, float *scratch) {
     choose(by, a->experts, a->k, chosen);
     for (int32_t i = 0; i < a->k; i++)
         sum += p[chosen[i]];
-    const float factor = a->scale / (is_normalized(a) ? (sum > 1e-20f ? sum : 1e-20f) : 1);
+    const float factor = a->scale / (is_normalized(a) ? (sum > SUM_LEAST ? sum : SUM_LEAST) : 1);
     for (int32_t i = 0; i < a->k; i++)
         weight[i] = p[chosen[i]] * factor;
 }
@@ -258,11 +269,9 @@ static void sum_token(const mz_router *a, int64_t t, float *p, double *mean) {
         return;
     }
     const double lse = probabilities(a, t, p);
-    double sum = 0;
+    const double sum = is_softmax(a) ? 1 : sum_of_values(p, a->experts);
     for (int32_t e = 0; e < a->experts; e++)
-        sum += p[e];
-    for (int32_t e = 0; e < a->experts; e++)
-        mean[e] += is_softmax(a) ? p[e] : p[e] / sum;
+        mean[e] += p[e] / sum;
     mean[a->experts + SUM_Z] += lse * lse;
     mean[a->experts + SUM_ACTIVE] += a->k;
 }
@@ -320,7 +329,7 @@ static void weight_gradients(const mz_router *a, int64_t token, const float *p, 
     float sum = 0, mixed = 0;
     for (int32_t i = 0; i < a->k; i++)
         sum += p[chosen[i]];
-    sum = sum > 1e-20f ? sum : 1e-20f;
+    sum = sum > SUM_LEAST ? sum : SUM_LEAST;
     for (int32_t i = 0; is_normalized(a) && i < a->k; i++)
         mixed += p[chosen[i]] / sum * pair_gradient(a, token * a->k + i);
     for (int32_t i = 0; i < a->k; i++) {
@@ -342,9 +351,8 @@ static void backward_softmax(const mz_router *a, const float *p, const float *dp
 static void backward_sigmoid(const mz_router *a, const float *p, const float *dp, float aux,
                              float *dl) {
     /* The balance loss sees p / sum p. */
-    float sum = 0, mixed = 0;
-    for (int32_t e = 0; e < a->experts; e++)
-        sum += p[e];
+    const float sum = sum_of_values(p, a->experts);
+    float mixed = 0;
     for (int32_t e = 0; aux != 0 && e < a->experts; e++)
         mixed += p[e] / sum * aux * (float)a->count[e];
     for (int32_t e = 0; e < a->experts; e++) {

@@ -1,0 +1,319 @@
+/* Grouped GEMM in its three forms, the up-projection with SwiGLU, and the gradients of a whole
+ * expert by finite differences. */
+#include "tests/kernels/reference.h"
+#include "tests/kernels/rig.h"
+
+#include <math.h>
+#include <string.h>
+
+/* Rows of each group. */
+typedef struct layout {
+    int32_t groups;
+    int64_t n, k;
+    int64_t row[8]; /* of group g: row[g % 8] */
+} layout;
+/* Empty groups, one row, one group with everything, rows and columns that fill no tile, many
+ * experts, wide rows. All rows start at multiples of 16 bytes. */
+static const layout layouts[] = {
+    {1, 8, 8, {1}},
+    {3, 24, 40, {0, 5, 0}},
+    {4, 72, 136, {17, 0, 33, 64}},
+    {5, 32, 16, {0, 0, 150, 0, 0}},
+    {2, 264, 520, {70, 3}},
+    {384, 16, 24, {1, 0, 2, 0, 0, 0, 3, 1}},
+    {2, 16, 7168, {2, 1}},
+    {2, 7168, 8, {1, 2}},
+    {2, 48, 32, {700, 1100}},
+    {0, 16, 16, {0}},
+};
+enum { LAYOUTS = sizeof layouts / sizeof *layouts };
+
+typedef struct problem {
+    const layout *at;
+    mz_dtype type;
+    int64_t *begin, rows;
+    double *x, *y;     /* [rows][k], [rows][n] */
+    double *weight;    /* [groups][n][k] */
+    void **given;      /* [groups] context memory, one piece each */
+    bool skipped[512]; /* groups whose pointer is NULL */
+    void *pointers;    /* the array of them, context memory */
+} problem;
+
+static problem make_problem(rig *r, const layout *at, mz_dtype type, bool skip) {
+    problem p = {.at = at, .type = type};
+    p.begin = rig_host(r, 8 * (size_t)(at->groups + 1));
+    for (int32_t g = 0; g < at->groups; g++)
+        p.begin[g + 1] = p.begin[g] + at->row[g % 8];
+    p.rows = p.begin[at->groups];
+    p.x = rig_normals(r, type, p.rows * at->k, 1);
+    p.y = rig_normals(r, type, p.rows * at->n, 1);
+    p.weight = rig_normals(r, type, at->groups * at->n * at->k, 0.3);
+    for (int32_t g = 0; g < at->groups; g++)
+        p.skipped[g] = skip && rig_below(r, 3) == 0;
+    return p;
+}
+
+/* Weights to context memory: as they are, or poisoned room for gradients. */
+static void give_weights(rig *r, problem *p, mz_dtype type, bool room) {
+    const int64_t each = p->at->n * p->at->k;
+    p->given = rig_host(r, sizeof *p->given * (size_t)p->at->groups);
+    for (int32_t g = 0; g < p->at->groups; g++)
+        if (!p->skipped[g])
+            p->given[g] =
+                room ? rig_room(r, type, each) : rig_put(r, type, p->weight + g * each, each);
+    p->pointers = rig_in(r, p->given, sizeof *p->given * (size_t)p->at->groups);
+}
+
+static mz_product_args args_of(rig *r, const problem *p, mz_product op, mz_product_engine engine) {
+    const int64_t *begin = rig_in(r, p->begin, 8 * (size_t)(p->at->groups + 1));
+    return (mz_product_args){.op = op,
+                             .engine = engine,
+                             .groups = {begin, p->at->groups, p->rows + 5, p->begin},
+                             .n = p->at->n,
+                             .k = p->at->k,
+                             .type = p->type,
+                             .gradient_type = MZ_F32,
+                             .weight = p->pointers};
+}
+
+static void multiply(rig *r, const mz_product_args *args) {
+    void *workspace = rig_workspace(r, mz_grouped_gemm_workspace(r->kernels, args));
+    RIG_OK(r, mz_grouped_gemm(r->kernels, 0, args, workspace));
+}
+
+/* fp32 sums of n products of this size, then one rounding. */
+static double error_of(mz_dtype type, int64_t n) {
+    return 4e-6 * sqrt((double)n) * (1 + 0.02 * sqrt((double)n)) + (type == MZ_BF16 ? 0 : 1e-7);
+}
+
+static void product_rows(rig *r, const layout *at, mz_dtype type, mz_product op, int engine) {
+    problem p = make_problem(r, at, type, true);
+    give_weights(r, &p, type, false);
+    const bool forward = op == MZ_PRODUCT_FORWARD;
+    const int64_t in = forward ? at->k : at->n, out = forward ? at->n : at->k;
+    const double *a = forward ? p.x : p.y;
+    double *want = rig_host(r, 8 * (size_t)(p.rows * out));
+    mz_product_args args = args_of(r, &p, op, engine);
+    args.a = rig_put(r, type, a, p.rows * in);
+    args.c = rig_room(r, type, p.rows * out);
+    multiply(r, &args);
+    for (int32_t g = 0; g < at->groups; g++)
+        (forward ? ref_forward : ref_dgrad)(p.begin[g + 1] - p.begin[g], at->n, at->k,
+                                            a + p.begin[g] * in, p.weight + g * at->n * at->k,
+                                            want + p.begin[g] * out);
+    const double *got = rig_values(r, type, args.c);
+    for (int32_t g = 0; g < at->groups; g++) {
+        const int64_t first = p.begin[g] * out, n = p.begin[g + 1] * out - first;
+        if (!p.skipped[g])
+            rig_near(r, forward ? "forward" : "dgrad", got + first, want + first, n,
+                     type == MZ_BF16 ? 0x1p-8 : 0, error_of(type, in));
+        for (int64_t i = 0; p.skipped[g] && i < n; i++)
+            RIG_TRUE(r, isnan(got[first + i]));
+    }
+}
+
+static void each_layout(rig *r, void (*one)(rig *, const layout *, mz_dtype, mz_product, int),
+                        mz_product op) {
+    for (int i = 0; i < LAYOUTS; i++)
+        for (int type = MZ_F32; type <= MZ_BF16; type++) {
+            const layout *l = &layouts[i];
+            if (r->small && (l->groups > 8 || l->n * l->k > 1 << 16 || l->row[0] > 100))
+                continue;
+            one(r, l, type, op, MZ_ENGINE_OWN);
+            rig_clear(r);
+            if (mz_kernels_backend(r->kernels) == MZ_BACKEND_HOST)
+                one(r, l, type, op, MZ_ENGINE_VENDOR);
+            rig_clear(r);
+        }
+}
+
+static void check_forward(rig *r) {
+    each_layout(r, product_rows, MZ_PRODUCT_FORWARD);
+}
+static void check_dgrad(rig *r) {
+    each_layout(r, product_rows, MZ_PRODUCT_DGRAD);
+}
+
+static void weight_gradients(rig *r, const layout *at, mz_dtype type, mz_product op, int engine) {
+    const mz_dtype gradient_type = rig_below(r, 2) ? MZ_BF16 : MZ_F32;
+    const bool accumulate = rig_below(r, 2);
+    problem p = make_problem(r, at, type, true);
+    for (int64_t i = 0; i < at->groups * at->n * at->k; i++)
+        p.weight[i] = ref_stored(gradient_type, p.weight[i]);
+    give_weights(r, &p, gradient_type, !accumulate);
+    mz_product_args args = args_of(r, &p, op, engine);
+    args.a = rig_put(r, type, p.y, p.rows * at->n);
+    args.c = rig_put(r, type, p.x, p.rows * at->k);
+    args.gradient_type = gradient_type;
+    args.accumulate = accumulate;
+    multiply(r, &args);
+    const int64_t each = at->n * at->k;
+    for (int32_t g = 0; g < at->groups; g++) {
+        double *want = p.weight + g * each;
+        if (p.skipped[g])
+            continue;
+        if (!accumulate)
+            memset(want, 0, 8 * (size_t)each); /* also where the group is empty */
+        const int64_t m = p.begin[g + 1] - p.begin[g];
+        ref_wgrad(m, at->n, at->k, p.y + p.begin[g] * at->n, p.x + p.begin[g] * at->k, want);
+        rig_near(r, "wgrad", rig_values(r, gradient_type, p.given[g]), want, each,
+                 gradient_type == MZ_BF16 ? 0x1p-8 : 1e-7, error_of(gradient_type, m));
+    }
+}
+static void check_wgrad(rig *r) {
+    each_layout(r, weight_gradients, MZ_PRODUCT_WGRAD);
+}
+
+/* ---- up-projection ------------------------------------------------------------------------------
+ */
+
+static mz_expert_up up_of(rig *r, const problem *p, bool keep) {
+    const mz_product_args a = args_of(r, p, MZ_PRODUCT_FORWARD, MZ_ENGINE_OWN);
+    const int64_t cols = p->at->n;
+    return (mz_expert_up){.groups = a.groups,
+                          .hidden = p->at->k,
+                          .intermediate = cols / 2,
+                          .type = p->type,
+                          .x = rig_put(r, p->type, p->x, p->rows * p->at->k),
+                          .weight = p->pointers,
+                          .gate_up = keep ? rig_room(r, p->type, p->rows * cols) : NULL,
+                          .h = rig_room(r, p->type, p->rows * cols / 2),
+                          .norm2 = rig_room(r, MZ_F32, p->rows)};
+}
+
+static void up(rig *r, const layout *at, mz_dtype type, mz_product op, int keep) {
+    (void)op;
+    problem p = make_problem(r, at, type, false);
+    give_weights(r, &p, type, false);
+    const int64_t cols = at->n, half = cols / 2;
+    const mz_expert_up args = up_of(r, &p, keep);
+    void *workspace = rig_workspace(r, mz_expert_up_workspace(r->kernels, &args));
+    RIG_OK(r, mz_expert_up_forward(r->kernels, 0, &args, workspace));
+    double *gate_up = rig_host(r, 8 * (size_t)(p.rows * cols));
+    double *norm2 = rig_host(r, 8 * (size_t)p.rows);
+    for (int32_t g = 0; g < at->groups; g++)
+        ref_forward(p.begin[g + 1] - p.begin[g], cols, at->k, p.x + p.begin[g] * at->k,
+                    p.weight + g * cols * at->k, gate_up + p.begin[g] * cols);
+    const double *h = rig_values(r, type, args.h), step = type == MZ_BF16 ? 0x1p-8 : 1e-6;
+    const double slack = error_of(type, at->k);
+    if (keep)
+        rig_near(r, "gate, up", rig_values(r, type, args.gate_up), gate_up, p.rows * cols,
+                 type == MZ_BF16 ? 0x1p-8 : 0, slack);
+    for (int64_t i = 0; i < p.rows; i++) {
+        for (int64_t j = 0; j < half; j++) {
+            const double u = gate_up[i * cols + j], v = gate_up[i * cols + half + j];
+            const double want = ref_silu(u) * v;
+            /* u and v may have been rounded before the activation. */
+            const double bound =
+                step * (fabs(want) * 2 + fabs(u * v) * 1.2) + slack * (fabs(u) + fabs(v) + 1) * 1.2;
+            rig_near(r, "h", h + i * half + j, &want, 1, 0, bound);
+        }
+        norm2[i] = ref_dot(h + i * half, h + i * half, half);
+    }
+    rig_near(r, "||h||^2", rig_values(r, MZ_F32, args.norm2), norm2, p.rows,
+             1e-6 + 1e-8 * (double)half, 1e-30);
+}
+
+static void check_up(rig *r) {
+    for (int i = 0; i < LAYOUTS; i++)
+        for (int type = MZ_F32; type <= MZ_BF16; type++) {
+            const layout *l = &layouts[i];
+            if (r->small && (l->groups > 8 || l->n * l->k > 1 << 16 || l->row[0] > 100))
+                continue;
+            up(r, l, type, MZ_PRODUCT_FORWARD, 0);
+            up(r, l, type, MZ_PRODUCT_FORWARD, 1);
+            rig_clear(r);
+        }
+}
+
+/* ---- an expert ----------------------------------------------------------------------------------
+ * Loss: <dy, y> with y = down(silu(gate x) * (up x)); every gradient of it by central differences
+ * of the loss in double, at random coordinates. */
+
+typedef struct expert {
+    int64_t rows, hidden, width;
+    double *x, *up, *down, *dy;
+} expert;
+
+static double expert_loss(rig *r, const expert *e) {
+    double *gate_up = rig_host(r, 8 * (size_t)(e->rows * 2 * e->width));
+    double *h = rig_host(r, 8 * (size_t)(e->rows * e->width));
+    double *y = rig_host(r, 8 * (size_t)(e->rows * e->hidden));
+    ref_forward(e->rows, 2 * e->width, e->hidden, e->x, e->up, gate_up);
+    for (int64_t i = 0; i < e->rows; i++)
+        for (int64_t j = 0; j < e->width; j++)
+            h[i * e->width + j] =
+                ref_silu(gate_up[2 * i * e->width + j]) * gate_up[(2 * i + 1) * e->width + j];
+    ref_forward(e->rows, e->hidden, e->width, h, e->down, y);
+    return ref_dot(y, e->dy, e->rows * e->hidden);
+}
+
+static void compare_slopes(rig *r, const expert *e, const char *what, double *values, int64_t n,
+                           const double *got) {
+    for (int i = 0; i < 12; i++) {
+        const int64_t at = rig_below(r, n);
+        const double was = values[at], step = 1e-4;
+        values[at] = was + step;
+        const double after = expert_loss(r, e);
+        values[at] = was - step;
+        const double want = (after - expert_loss(r, e)) / (2 * step);
+        values[at] = was;
+        rig_near(r, what, got + at, &want, 1, 1e-4, 1e-4);
+    }
+}
+
+static void *one_pointer(rig *r, void *memory) {
+    return rig_in(r, &memory, sizeof memory);
+}
+
+static void check_expert(rig *r) {
+    enum { ROWS = 21, H = 40, I = 24 };
+    expert e = {ROWS,
+                H,
+                I,
+                rig_normals(r, MZ_F32, ROWS * H, 1),
+                rig_normals(r, MZ_F32, 2 * I * H, 0.3),
+                rig_normals(r, MZ_F32, H * I, 0.3),
+                rig_normals(r, MZ_F32, ROWS * H, 1)};
+    const int64_t begin[] = {0, ROWS};
+    const mz_groups groups = {rig_in(r, begin, sizeof begin), 1, ROWS, begin};
+    void *x = rig_put_floats(r, e.x, ROWS * H), *dy = rig_put_floats(r, e.dy, ROWS * H);
+    void *up_weight = one_pointer(r, rig_put_floats(r, e.up, 2 * I * H));
+    void *down_weight = one_pointer(r, rig_put_floats(r, e.down, H * I));
+    void *gate_up = rig_room(r, MZ_F32, ROWS * 2 * I), *h = rig_room(r, MZ_F32, ROWS * I);
+    const mz_expert_up forward = {groups, H, I, MZ_F32, x, up_weight, gate_up, h, NULL};
+    void *workspace = rig_workspace(r, mz_expert_up_workspace(r->kernels, &forward));
+    RIG_OK(r, mz_expert_up_forward(r->kernels, 0, &forward, workspace));
+    void *dh = rig_room(r, MZ_F32, ROWS * I), *dx = rig_room(r, MZ_F32, ROWS * H);
+    void *dup = rig_room(r, MZ_F32, 2 * I * H), *ddown = rig_room(r, MZ_F32, H * I);
+    const mz_product_args back[] = {
+        {.op = MZ_PRODUCT_DGRAD, .n = H, .k = I, .a = dy, .weight = down_weight, .c = dh},
+        {.op = MZ_PRODUCT_WGRAD, .n = H, .k = I, .a = dy, .weight = one_pointer(r, ddown), .c = h},
+        {.op = MZ_PRODUCT_DGRAD, .n = 2 * I, .k = H, .a = gate_up, .weight = up_weight, .c = dx},
+        {.op = MZ_PRODUCT_WGRAD,
+         .n = 2 * I,
+         .k = H,
+         .a = gate_up,
+         .weight = one_pointer(r, dup),
+         .c = x}};
+    const mz_swiglu activation = {.type = MZ_F32,
+                                  .rows = ROWS,
+                                  .intermediate = I,
+                                  .gate_up = gate_up,
+                                  .dh = dh,
+                                  .dgate_up = gate_up};
+    for (int i = 0; i < 4; i++) {
+        mz_product_args args = back[i];
+        args.groups = groups;
+        if (i == 2)
+            RIG_OK(r, mz_swiglu_backward(r->kernels, 0, &activation));
+        multiply(r, &args);
+    }
+    compare_slopes(r, &e, "dx", e.x, ROWS * H, rig_values(r, MZ_F32, dx));
+    compare_slopes(r, &e, "d up", e.up, 2 * I * H, rig_values(r, MZ_F32, dup));
+    compare_slopes(r, &e, "d down", e.down, H * I, rig_values(r, MZ_F32, ddown));
+}
+
+const check checks_of_products[] = {{"forward", check_forward}, {"dgrad", check_dgrad},
+                                    {"wgrad", check_wgrad},     {"up-projection", check_up},
+                                    {"expert", check_expert},   {NULL, NULL}};

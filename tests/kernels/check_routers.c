@@ -1,0 +1,321 @@
+/* Routers against the reference in double; gradients by finite differences of
+ * sum dweight * weight + aux_factor * balance + z_factor * z, the choice held. */
+#include "tests/kernels/reference.h"
+#include "tests/kernels/rig.h"
+
+#include <math.h>
+#include <string.h>
+
+typedef struct routed {
+    mz_router args; /* with context memory */
+    ref_router want;
+    double *logits, *bias, *gain, *share, *dweight;
+    int64_t *count, pairs;
+    uint8_t *keep;
+} routed;
+
+typedef struct setting {
+    mz_router_kind kind;
+    int64_t tokens;
+    int32_t experts, k, n_group, topk_group;
+    bool normalize, softmax_all, proxy_paper, biased, gained, shared;
+    float theta;
+} setting;
+
+static bool is_variable(mz_router_kind kind) {
+    return kind == MZ_ROUTER_RELU || kind == MZ_ROUTER_ROUTING_FREE;
+}
+
+static float *put_or_null(rig *r, bool there, const double *values, int64_t n) {
+    return there ? rig_put_floats(r, values, n) : NULL;
+}
+
+/* Logits on a grid coarse enough that ties happen and are ties in every precision. */
+static routed prepare(rig *r, const setting *s, bool grid) {
+    const int64_t n = s->tokens * s->experts;
+    const bool norms = s->kind == MZ_ROUTER_AOE || s->kind == MZ_ROUTER_ROUTING_FREE;
+    routed x = {.logits = rig_normals(r, MZ_F32, n, 1.5)};
+    for (int64_t i = 0; i < n; i++) {
+        if (norms)
+            x.logits[i] = fabs(x.logits[i]);
+        if (grid)
+            x.logits[i] = floor(4 * x.logits[i]) / 4;
+    }
+    x.bias = rig_normals(r, MZ_F32, s->experts, s->kind == MZ_ROUTER_SIGMOID && grid ? 0 : 0.1);
+    x.gain = rig_normals(r, MZ_F32, s->experts, 0.1);
+    for (int32_t e = 0; e < s->experts; e++)
+        x.gain[e] = ref_stored(MZ_F32, 1 + x.gain[e]);
+    x.share = rig_normals(r, MZ_F32, s->tokens, 0);
+    for (int64_t t = 0; t < s->tokens; t++)
+        x.share[t] = ref_stored(MZ_F32, rig_uniform(r));
+    x.args = (mz_router){.kind = s->kind,
+                         .tokens = s->tokens,
+                         .experts = s->experts,
+                         .k = s->k,
+                         .normalize = s->normalize,
+                         .softmax_all = s->softmax_all,
+                         .scale = 1.25f,
+                         .n_group = s->n_group > 0 ? s->n_group : 1,
+                         .topk_group = s->topk_group > 0 ? s->topk_group : 1,
+                         .theta = s->theta,
+                         .logits = rig_put_floats(r, x.logits, n),
+                         .bias = put_or_null(r, s->biased, x.bias, s->experts),
+                         .gain = put_or_null(r, s->gained, x.gain, s->experts),
+                         .proxy_paper = s->proxy_paper};
+    const int64_t most = is_variable(s->kind) ? n : s->tokens * s->k;
+    x.args.expert = rig_out(r, 4 * (size_t)most);
+    x.args.weight = rig_room(r, MZ_F32, most);
+    if (is_variable(s->kind))
+        x.args.token_begin = rig_out(r, 8 * (size_t)(s->tokens + 1));
+    x.want = (ref_router){.logits = x.logits,
+                          .bias = s->biased ? x.bias : NULL,
+                          .gain = s->gained ? x.gain : NULL,
+                          .token_share = s->shared ? x.share : NULL,
+                          .weight = rig_host(r, 8 * (size_t)n),
+                          .slot = rig_host(r, 4 * (size_t)n)};
+    return x;
+}
+
+static void route(rig *r, routed *x) {
+    x->want.args = &x->args;
+    ref_route(&x->want);
+    void *workspace = rig_workspace(r, mz_router_workspace(r->kernels, &x->args));
+    RIG_OK(r, mz_router_forward(r->kernels, 0, &x->args, workspace));
+}
+
+/* Every pair listed where it belongs, with its weight. */
+static void compare_forward(rig *r, routed *x) {
+    const mz_router *a = &x->args;
+    const int32_t *expert = rig_get(r, a->expert);
+    const double *weight = rig_values(r, MZ_F32, a->weight);
+    int64_t *want_begin = rig_host(r, 8 * (size_t)(a->tokens + 1));
+    for (int64_t t = 0; t < a->tokens; t++) {
+        want_begin[t + 1] = want_begin[t];
+        for (int32_t e = 0; e < a->experts; e++) {
+            const int32_t slot = x->want.slot[t * a->experts + e];
+            if (slot < 0)
+                continue;
+            const int64_t pair = is_variable(a->kind) ? slot : t * a->k + slot;
+            want_begin[t + 1]++;
+            if (expert[pair] != e)
+                rig_fail(r, "kind %d, token %lld, slot %d: expert %d, not %d", (int)a->kind,
+                         (long long)t, (int)slot, (int)expert[pair], (int)e);
+            rig_near(r, "weight", weight + pair, &x->want.weight[t * a->experts + e], 1, 2e-6,
+                     1e-9);
+        }
+    }
+    x->pairs = want_begin[a->tokens];
+    if (a->token_begin)
+        RIG_TRUE(r,
+                 memcmp(rig_get(r, a->token_begin), want_begin, 8 * (size_t)(a->tokens + 1)) == 0);
+}
+
+static const setting settings[] = {
+    {.kind = MZ_ROUTER_SOFTMAX, .tokens = 0, .experts = 8, .k = 2, .normalize = true},
+    {.kind = MZ_ROUTER_SOFTMAX, .tokens = 1, .experts = 1, .k = 1},
+    {.kind = MZ_ROUTER_SOFTMAX, .tokens = 37, .experts = 16, .k = 4, .normalize = true},
+    {.kind = MZ_ROUTER_SOFTMAX, .tokens = 300, .experts = 10, .k = 10},
+    {.kind = MZ_ROUTER_SOFTMAX, .tokens = 20, .experts = 384, .k = 8, .normalize = true},
+    {.kind = MZ_ROUTER_SIGMOID,
+     .tokens = 33,
+     .experts = 16,
+     .k = 4,
+     .normalize = true,
+     .biased = true},
+    {.kind = MZ_ROUTER_SIGMOID, .tokens = 21, .experts = 24, .k = 3},
+    {.kind = MZ_ROUTER_SIGMOID,
+     .tokens = 50,
+     .experts = 64,
+     .k = 8,
+     .n_group = 8,
+     .topk_group = 3,
+     .normalize = true,
+     .biased = true},
+    {.kind = MZ_ROUTER_SIGMOID, .tokens = 9, .experts = 6, .k = 2, .n_group = 6, .topk_group = 2},
+    {.kind = MZ_ROUTER_AOE, .tokens = 29, .experts = 8, .k = 2},
+    {.kind = MZ_ROUTER_AOE, .tokens = 29, .experts = 8, .k = 2, .softmax_all = true},
+    {.kind = MZ_ROUTER_RELU, .tokens = 41, .experts = 12, .k = 3},
+    {.kind = MZ_ROUTER_RELU, .tokens = 0, .experts = 12, .k = 3},
+    {.kind = MZ_ROUTER_ROUTING_FREE, .tokens = 39, .experts = 12, .theta = 1, .biased = true},
+    {.kind = MZ_ROUTER_ROUTING_FREE,
+     .tokens = 700,
+     .experts = 9,
+     .theta = 0.7f,
+     .biased = true,
+     .gained = true,
+     .shared = true},
+    {.kind = MZ_ROUTER_ROUTING_FREE,
+     .tokens = 25,
+     .experts = 7,
+     .theta = 1.2f,
+     .gained = true,
+     .proxy_paper = true},
+    {.kind = MZ_ROUTER_ROUTING_FREE, .tokens = 12, .experts = 5, .theta = 50},
+};
+enum { SETTINGS = sizeof settings / sizeof *settings };
+
+static void check_forward(rig *r) {
+    for (int i = 0; i < SETTINGS; i++)
+        for (int grid = 0; grid < 2; grid++) {
+            routed x = prepare(r, &settings[i], grid);
+            route(r, &x);
+            compare_forward(r, &x);
+        }
+}
+
+/* ---- losses and gradients -----------------------------------------------------------------------
+ */
+
+static void add_losses(rig *r, const setting *s, routed *x) {
+    const mz_router *a = &x->args;
+    x->count = rig_host(r, 8 * (size_t)a->experts);
+    for (int64_t i = 0; i < a->tokens * a->experts; i++)
+        x->count[i % a->experts] += x->want.slot[i] >= 0;
+    x->want.count = x->count;
+    x->args.count = rig_in(r, x->count, 8 * (size_t)a->experts);
+    x->args.aux_factor = 0.3f;
+    x->args.z_factor = a->kind == MZ_ROUTER_SOFTMAX || a->kind == MZ_ROUTER_AOE ? 0.2f : 0;
+    x->args.balance_mix = 0.4f;
+    x->args.pool_experts = s->shared ? 3 * a->experts : 0;
+    x->args.token_share = put_or_null(r, s->shared, x->share, a->tokens);
+}
+
+static void check_losses(rig *r) {
+    for (int i = 0; i < SETTINGS; i++) {
+        routed x = prepare(r, &settings[i], false);
+        route(r, &x);
+        compare_forward(r, &x);
+        add_losses(r, &settings[i], &x);
+        float *loss = rig_room(r, MZ_F32, 3);
+        void *workspace = rig_workspace(r, mz_router_workspace(r->kernels, &x.args));
+        RIG_OK(r, mz_router_losses(r->kernels, 0, &x.args, loss, workspace));
+        const double tokens = (double)(x.args.tokens > 0 ? x.args.tokens : 1);
+        const double want[3] = {(double)x.args.aux_factor * ref_balance(&x.want),
+                                (double)x.args.z_factor * ref_z(&x.want),
+                                (double)x.pairs / (tokens * x.args.experts)};
+        rig_near(r, "losses", rig_values(r, MZ_F32, loss), want, 3, 3e-6, 1e-9);
+    }
+}
+
+static double objective(const routed *x) {
+    const mz_router *a = &x->args;
+    ref_router want = x->want;
+    double sum = 0;
+    ref_weigh(&want);
+    for (int64_t t = 0; t < a->tokens; t++)
+        for (int32_t e = 0; e < a->experts; e++) {
+            const int32_t slot = want.slot[t * a->experts + e];
+            const int64_t pair = is_variable(a->kind) ? slot : t * a->k + slot;
+            if (slot >= 0 && x->keep[pair])
+                sum += want.weight[t * a->experts + e] * x->dweight[pair];
+        }
+    return sum + (double)a->aux_factor * ref_balance(&want) + (double)a->z_factor * ref_z(&want);
+}
+
+static void compare_slopes(rig *r, const routed *x, const char *what, double *values, int64_t n,
+                           const double *got, const double *before) {
+    for (int64_t i = 0; i<n; i += n> 100 ? n / 100 : 1) {
+        const double was = values[i], step = 1e-5;
+        values[i] = was + step;
+        const double after = objective(x);
+        values[i] = was - step;
+        const double want = (after - objective(x)) / (2 * step) + (before ? before[i] : 0);
+        values[i] = was;
+        rig_near(r, what, got + i, &want, 1, 2e-5, 4e-6);
+    }
+}
+
+static void gradients(rig *r, const setting *s, bool dropped) {
+    routed x = prepare(r, s, false);
+    route(r, &x);
+    compare_forward(r, &x);
+    add_losses(r, s, &x);
+    mz_router *a = &x.args;
+    x.dweight = rig_normals(r, MZ_F32, x.pairs, 1);
+    x.keep = rig_host(r, (size_t)x.pairs);
+    for (int64_t i = 0; i < x.pairs; i++)
+        x.keep[i] = !dropped || rig_below(r, 2);
+    const bool free = s->kind == MZ_ROUTER_ROUTING_FREE;
+    double *before = rig_normals(r, MZ_F32, s->experts, 1);
+    a->dweight = rig_put_floats(r, x.dweight, x.pairs);
+    a->keep = dropped ? rig_in(r, x.keep, (size_t)x.pairs) : NULL;
+    a->dlogits = rig_room(r, MZ_F32, s->tokens * s->experts);
+    a->dbias = free ? rig_put_floats(r, before, s->experts) : NULL;
+    a->dgain = free ? rig_put_floats(r, before, s->experts) : NULL;
+    void *workspace = rig_workspace(r, mz_router_workspace(r->kernels, a));
+    RIG_OK(r, mz_router_backward(r->kernels, 0, a, workspace));
+    compare_slopes(r, &x, "d logits", x.logits, s->tokens * s->experts,
+                   rig_values(r, MZ_F32, a->dlogits), NULL);
+    if (free) { /* differences of a bias or gain that is there */
+        x.want.bias = x.bias;
+        x.want.gain = x.gain;
+        for (int32_t e = 0; e < s->experts; e++) {
+            x.bias[e] = s->biased ? x.bias[e] : 0;
+            x.gain[e] = s->gained ? x.gain[e] : 1;
+        }
+        compare_slopes(r, &x, "d bias", x.bias, s->experts, rig_values(r, MZ_F32, a->dbias),
+                       before);
+        compare_slopes(r, &x, "d gain", x.gain, s->experts, rig_values(r, MZ_F32, a->dgain),
+                       before);
+    }
+}
+
+static void check_gradients(rig *r) {
+    for (int i = 0; i < SETTINGS; i++)
+        if (settings[i].tokens <= 100) { /* differences of every token's sum: quadratic */
+            gradients(r, &settings[i], false);
+            gradients(r, &settings[i], true);
+        }
+}
+
+/* Extreme logits: weights stay finite and add up to what they should. */
+static void check_extremes(rig *r) {
+    enum { T = 3, E = 8, K = 2 };
+    for (int kind = MZ_ROUTER_SOFTMAX; kind <= MZ_ROUTER_SIGMOID; kind++) {
+        const setting s = {.kind = kind, .tokens = T, .experts = E, .k = K, .normalize = true};
+        routed x = prepare(r, &s, false);
+        for (int e = 0; e < E; e++) {
+            x.logits[e] = e == 5 ? 1e4 : -1e4; /* one wins by all */
+            x.logits[E + e] = -1e4;            /* all equally hopeless */
+            x.logits[2 * E + e] = 1e4;
+        }
+        x.args.logits = rig_put_floats(r, x.logits, T * E);
+        void *workspace = rig_workspace(r, mz_router_workspace(r->kernels, &x.args));
+        RIG_OK(r, mz_router_forward(r->kernels, 0, &x.args, workspace));
+        const float *weight = rig_floats(r, x.args.weight);
+        const int32_t *expert = rig_get(r, x.args.expert);
+        RIG_TRUE(r, expert[0] == 5 && fabsf(weight[0] - 1.25f) < 1e-6f && weight[1] < 1e-6f);
+        RIG_TRUE(r, expert[4] == 0 && expert[5] == 1 && fabsf(weight[4] - 0.625f) < 1e-6f);
+        for (int i = 0; i < T * K; i++)
+            RIG_TRUE(r, isfinite(weight[i]));
+        for (int64_t i = 0; i < T * E; i++)
+            x.want.slot[i] = i % E < K ? (int32_t)(i % E) : -1;
+        add_losses(r, &s, &x);
+        float *loss = rig_room(r, MZ_F32, 3);
+        const double ones[T * K] = {1, 1, 1, 1, 1, 1};
+        x.args.dweight = rig_put_floats(r, ones, T * K);
+        x.args.dlogits = rig_room(r, MZ_F32, T * E);
+        RIG_OK(r, mz_router_losses(r->kernels, 0, &x.args, loss, workspace));
+        RIG_OK(r, mz_router_backward(r->kernels, 0, &x.args, workspace));
+        const double *dl = rig_values(r, MZ_F32, x.args.dlogits);
+        for (int i = 0; i < T * E; i++)
+            RIG_TRUE(r, isfinite(dl[i]));
+        RIG_TRUE(r, isfinite(rig_floats(r, loss)[0]));
+    }
+}
+
+static void check_lambda(rig *r) {
+    /* Growth from 1e-10 by 2 %: 1163 updates to the cap of 1 (spec 2.5). */
+    float lambda = 1e-10f;
+    int updates = 0;
+    for (; lambda < 1 && updates < 2000; updates++)
+        lambda = mz_adapt_lambda(lambda, 0.02f, 0.9f, 0.25f, 1);
+    RIG_TRUE(r, updates == 1163 && lambda == 1);
+    RIG_TRUE(r, mz_adapt_lambda(0.5f, 0.02f, 0.25f, 0.25f, 1) == 0.5f);
+    RIG_TRUE(r, fabsf(mz_adapt_lambda(0.5f, 0.02f, 0.1f, 0.25f, 1) - 0.5f / 1.02f) < 1e-7f);
+    RIG_TRUE(r, fabsf(mz_adapt_lambda(3, 0.2f, 0.3f, 0.25f, INFINITY) - 3.6f) < 1e-6f);
+}
+
+const check checks_of_routers[] = {{"forward", check_forward},     {"losses", check_losses},
+                                   {"gradients", check_gradients}, {"extremes", check_extremes},
+                                   {"lambda", check_lambda},       {NULL, NULL}};

@@ -1,0 +1,422 @@
+/* Optimizer steps: every kind against double precision over a few steps (update.py does 200, bit
+ * by bit where the bits are the formula's), what the state weighs, and the statistics of writing.
+ */
+#include "tests/kernels/reference.h"
+#include "tests/kernels/rig.h"
+
+#include <math.h>
+#include <string.h>
+
+typedef struct tensor {
+    int64_t matrices, rows, cols;
+} tensor;
+
+/* ---- the formulas in double ---------------------------------------------------------------------
+ */
+
+typedef struct state {
+    const mz_update *args;
+    tensor at;
+    double *p, *g, *m, *v, *row, *col, *u;
+} state;
+
+static double at_least(double x, double least) {
+    return x > least ? x : least;
+}
+
+static void factored(state *s, int64_t z, double beta2, double added, double least, double floor) {
+    const int64_t R = s->at.rows, C = s->at.cols;
+    const double *g = s->g + z * R * C;
+    double *row = s->row + z * R, *col = s->col + z * C, mean = 0;
+    for (int64_t i = 0; i < R; i++) {
+        double sum = 0;
+        for (int64_t j = 0; j < C; j++)
+            sum += g[i * C + j] * g[i * C + j] + added;
+        row[i] = beta2 * row[i] + (1 - beta2) * sum / (double)C;
+        mean += row[i] / (double)R;
+    }
+    for (int64_t j = 0; j < C; j++) {
+        double sum = 0;
+        for (int64_t i = 0; i < R; i++)
+            sum += g[i * C + j] * g[i * C + j] + added;
+        col[j] = beta2 * col[j] + (1 - beta2) * sum / (double)R;
+    }
+    for (int64_t i = 0; i < R; i++)
+        for (int64_t j = 0; j < C; j++)
+            s->u[(z * R + i) * C + j] /= sqrt(at_least(row[i] / at_least(mean, floor), least)) *
+                                         sqrt(at_least(col[j], least));
+}
+
+static void clip(state *s) {
+    const mz_update *a = s->args;
+    const int64_t each = s->at.rows * s->at.cols, all = s->at.matrices * each;
+    const int64_t step = a->clip_tensor ? all : each;
+    for (int64_t first = 0; first < all; first += step) {
+        double sum = 0;
+        for (int64_t i = first; i < first + step; i++)
+            sum += s->u[i] * s->u[i];
+        const double rms = sqrt(sum / (double)step);
+        for (int64_t i = first; a->clip_rms && rms > 1 && i < first + step; i++)
+            s->u[i] /= rms;
+    }
+}
+
+static void adaptive_update(state *s, double t) {
+    const mz_update *a = s->args;
+    const int64_t n = s->at.matrices * s->at.rows * s->at.cols;
+    const bool skew = a->kind == MZ_UPDATE_SKEWADAM;
+    const double beta2 = skew ? (double)a->beta2 : 1 - pow(t, -0.8), eps = a->eps;
+    const double added = skew ? 0 : eps, least = skew ? eps : 0, floor = skew ? 1e-15 : 0;
+    for (int64_t i = 0; i < n; i++) {
+        double base = s->g[i];
+        if (skew && a->momentum)
+            base = s->m[i] = (double)a->beta1 * s->m[i] + (1 - (double)a->beta1) * s->g[i];
+        s->u[i] = base * (skew ? sqrt(1 - pow(beta2, t)) : 1) /
+                  (skew && a->momentum ? 1 - pow((double)a->beta1, t) : 1);
+    }
+    if (s->at.cols > 1 && (!skew || a->factored)) {
+        for (int64_t z = 0; z < s->at.matrices; z++)
+            factored(s, z, beta2, added, least, floor);
+    } else {
+        for (int64_t i = 0; i < n; i++) {
+            s->v[i] = beta2 * s->v[i] + (1 - beta2) * (s->g[i] * s->g[i] + added);
+            s->u[i] /= sqrt(at_least(s->v[i], least));
+        }
+    }
+    clip(s);
+}
+
+static void adamw_update(state *s, double t) {
+    const mz_update *a = s->args;
+    const double b1 = a->beta1, b2 = a->beta2;
+    for (int64_t i = 0; i < s->at.matrices * s->at.rows * s->at.cols; i++) {
+        s->m[i] = b1 * s->m[i] + (1 - b1) * s->g[i];
+        s->v[i] = b2 * s->v[i] + (1 - b2) * s->g[i] * s->g[i];
+        s->u[i] =
+            s->m[i] / (1 - pow(b1, t)) / (sqrt(s->v[i]) / sqrt(1 - pow(b2, t)) + (double)a->eps);
+    }
+}
+
+static void lion_update(state *s) {
+    const double b1 = s->args->beta1, b2 = s->args->beta2;
+    for (int64_t i = 0; i < s->at.matrices * s->at.rows * s->at.cols; i++) {
+        const double c = b1 * s->m[i] + (1 - b1) * s->g[i];
+        s->u[i] = (c > 0) - (c < 0);
+        s->m[i] = b2 * s->m[i] + (1 - b2) * s->g[i];
+    }
+}
+
+static void step_in_double(state *s, int64_t t) {
+    const mz_update *a = s->args;
+    if (a->kind == MZ_UPDATE_ADAMW)
+        adamw_update(s, (double)t);
+    else if (a->kind == MZ_UPDATE_LION)
+        lion_update(s);
+    else
+        adaptive_update(s, (double)t);
+    for (int64_t i = 0; i < s->at.matrices * s->at.rows * s->at.cols; i++)
+        s->p[i] = s->p[i] * (1 - (double)a->rate * (double)a->decay) - (double)a->rate * s->u[i];
+}
+
+/* ---- steps --------------------------------------------------------------------------------------
+ */
+
+static state make_state(rig *r, mz_update *a, tensor at) {
+    const int64_t n = at.matrices * at.rows * at.cols;
+    state s = {a, at, rig_normals(r, a->type, n, 0.02)};
+    double **list[] = {&s.g, &s.m, &s.v, &s.u};
+    for (int i = 0; i < 4; i++)
+        *list[i] = rig_host(r, 8 * (size_t)n);
+    s.row = rig_host(r, 8 * (size_t)(at.matrices * at.rows));
+    s.col = rig_host(r, 8 * (size_t)(at.matrices * at.cols));
+    a->matrices = at.matrices;
+    a->rows = at.rows;
+    a->cols = at.cols;
+    a->parameter = rig_put(r, a->type, s.p, n);
+    return s;
+}
+
+/* Zeroed state where these settings keep it; all else stays NULL. */
+static void give_state(rig *r, mz_update *a, const state *s) {
+    const int64_t n = s->at.matrices * s->at.rows * s->at.cols;
+    const bool factors = s->at.cols > 1 && (a->kind == MZ_UPDATE_ADAFACTOR ||
+                                            (a->kind == MZ_UPDATE_SKEWADAM && a->factored));
+    const bool full =
+        a->kind == MZ_UPDATE_ADAMW ||
+        (!factors && (a->kind == MZ_UPDATE_ADAFACTOR || a->kind == MZ_UPDATE_SKEWADAM));
+    const bool momentum =
+        a->kind == MZ_UPDATE_SKEWADAM ? a->momentum : a->kind != MZ_UPDATE_ADAFACTOR;
+    a->m = momentum ? rig_put_floats(r, s->m, n) : NULL;
+    a->v = full ? rig_put_floats(r, s->v, n) : NULL;
+    a->row = factors ? rig_put_floats(r, s->row, s->at.matrices * s->at.rows) : NULL;
+    a->col = factors ? rig_put_floats(r, s->col, s->at.matrices * s->at.cols) : NULL;
+    size_t bytes = 0;
+    const void *all[] = {a->m, a->v, a->row, a->col};
+    for (int i = 0; i < 4; i++)
+        bytes += all[i] ? rig_size(r, all[i]) : 0;
+    RIG_TRUE(r, (int64_t)bytes == mz_update_state_bytes(a));
+}
+
+static void steps(rig *r, mz_update a, tensor at, double size) {
+    const int64_t n = at.matrices * at.rows * at.cols;
+    state s = make_state(r, &a, at);
+    give_state(r, &a, &s);
+    const double scale = 0.5;
+    a.grad_scale = rig_put_floats(r, &scale, 1);
+    void *workspace = rig_workspace(r, mz_update_workspace(r->kernels, &a));
+    double *drift = rig_host(r, 8 * (size_t)n);
+    for (int64_t t = 1; t <= 3; t++) {
+        const double *g = rig_normals(r, a.gradient_type, n, size);
+        for (int64_t i = 0; i < n; i++) {
+            /* columns of very different size; rows 3 of each matrix have none at all */
+            s.g[i] = ref_stored(a.gradient_type, i / at.cols % at.rows == 3 && t < 3
+                                                     ? 0
+                                                     : g[i] * exp2((double)(i % at.cols % 7) - 3));
+        }
+        a.gradient = rig_put(r, a.gradient_type, s.g, n);
+        a.step = t;
+        for (int64_t i = 0; i < n; i++)
+            s.g[i] *= scale;
+        RIG_OK(r, mz_update_step(r->kernels, 0, &a, workspace));
+        step_in_double(&s, t);
+        for (int64_t i = 0; i < n; i++) /* of one fp32 step, relative to its size and p's */
+            drift[i] += 4e-6 * (double)a.rate * fabs(s.u[i]) + 1.3e-7 * fabs(s.p[i]) +
+                        1e-6 * (double)a.rate;
+    }
+    const double *p = rig_values(r, a.type, a.parameter);
+    for (int64_t i = 0; i < n; i++)
+        if (!(fabs(p[i] - s.p[i]) <= drift[i]))
+            rig_fail(r, "kind %d, %lld x %lld x %lld, size %g: p[%lld] is %.9g, not %.9g (+- %.2g)",
+                     (int)a.kind, (long long)at.matrices, (long long)at.rows, (long long)at.cols,
+                     size, (long long)i, p[i], s.p[i], drift[i]);
+    const struct {
+        const float *got;
+        const double *want;
+    } parts[] = {{a.m, s.m}, {a.v, s.v}, {a.row, s.row}, {a.col, s.col}};
+    for (int i = 0; i < 4; i++)
+        if (parts[i].got)
+            rig_near(r, "state", rig_values(r, MZ_F32, parts[i].got), parts[i].want,
+                     (int64_t)(rig_size(r, parts[i].got) / 4), 4e-6,
+                     1e-6 * size * (i == 0 ? 1 : size));
+}
+
+static const tensor tensors[] = {{1, 1, 8},   {1, 40, 1},  {3, 24, 40},  {2, 7, 72},
+                                 {1, 300, 8}, {17, 4, 16}, {1, 65, 136}, {2, 5, 1032}};
+
+static void each_tensor(rig *r, mz_update a, double size) {
+    for (int i = 0; i < 8; i++)
+        for (int type = MZ_F32; type <= MZ_BF16; type++) {
+            if (r->small && tensors[i].rows * tensors[i].cols > 4000)
+                continue;
+            a.gradient_type = type;
+            a.clip_tensor = rig_below(r, 2);
+            steps(r, a, tensors[i], size);
+            rig_clear(r);
+        }
+}
+
+static mz_update settings_of(mz_update_kind kind) {
+    return (mz_update){.kind = kind,
+                       .type = MZ_F32,
+                       .rate = 1e-2f,
+                       .beta1 = 0.9f,
+                       .beta2 = kind == MZ_UPDATE_LION ? 0.99f : 0.999f,
+                       .decay = 0.05f,
+                       .eps = kind == MZ_UPDATE_ADAFACTOR ? 1e-30f : 1e-8f,
+                       .clip_rms = kind == MZ_UPDATE_SKEWADAM || kind == MZ_UPDATE_ADAFACTOR,
+                       .update_scale = 1};
+}
+
+/* Gradients far below, near and above the floor inside the roots. */
+static void check_skewadam(rig *r) {
+    const double sizes[] = {1e-6, 1e-3, 1};
+    for (int i = 0; i < 3; i++)
+        for (int tier = 0; tier < 4; tier++) {
+            mz_update a = settings_of(MZ_UPDATE_SKEWADAM);
+            a.momentum = tier & 1;
+            a.factored = tier & 2;
+            a.clip_rms = rig_below(r, 4) > 0;
+            each_tensor(r, a, sizes[i]);
+        }
+}
+static void check_adamw(rig *r) {
+    each_tensor(r, settings_of(MZ_UPDATE_ADAMW), 1e-3);
+}
+static void check_adafactor(rig *r) {
+    each_tensor(r, settings_of(MZ_UPDATE_ADAFACTOR), 1e-3);
+}
+static void check_lion(rig *r) {
+    each_tensor(r, settings_of(MZ_UPDATE_LION), 1e-3);
+}
+
+/* ---- Muon: the update is orthogonal up to what the iteration promises --------------------------
+ */
+
+static void muon(rig *r, int64_t rows, int64_t cols, bool nesterov) {
+    const int64_t n = rows * cols, s = rows < cols ? rows : cols, l = rows < cols ? cols : rows;
+    mz_update a = settings_of(MZ_UPDATE_MUON);
+    a.rate = 1;
+    a.decay = 0;
+    a.newton_schulz = 8;
+    a.nesterov = nesterov;
+    a.step = 1;
+    state x = make_state(r, &a, (tensor){1, rows, cols});
+    give_state(r, &a, &x);
+    const double *g = rig_normals(r, MZ_F32, n, 1e-3);
+    a.gradient = rig_put_floats(r, g, n);
+    void *workspace = rig_workspace(r, mz_update_workspace(r->kernels, &a));
+    RIG_OK(r, mz_update_step(r->kernels, 0, &a, workspace));
+    rig_near(r, "momentum", rig_values(r, MZ_F32, a.m), g, n, 1e-6, 0);
+    const double *p = rig_values(r, MZ_F32, a.parameter);
+    double along = 0;
+    for (int64_t i = 0; i < s; i++)
+        for (int64_t j = 0; j <= i; j++) {
+            double dot = 0;
+            for (int64_t k = 0; k < l; k++) {
+                const int64_t b = rows < cols ? i * cols + k : k * cols + i;
+                const int64_t c = rows < cols ? j * cols + k : k * cols + j;
+                dot += (x.p[b] - p[b]) * (x.p[c] - p[c]);
+                along += i == j ? (x.p[b] - p[b]) * g[b] : 0;
+            }
+            /* singular values end between 0.68 and 1.14 for this polynomial */
+            RIG_TRUE(r, i == j ? dot > 0.4 && dot < 1.4 : fabs(dot) < 0.5);
+        }
+    RIG_TRUE(r, along > 0);
+}
+static void check_muon(rig *r) {
+    muon(r, 16, 40, false);
+    muon(r, 40, 16, true);
+    muon(r, 24, 24, false);
+}
+
+/* ---- writing bf16 parameters --------------------------------------------------------------------
+ */
+
+/* One step of Lion with rate x from p: the write of p - x, many times. Mean error in units of the
+ * last place of what is written. */
+static double write_error(rig *r, mz_rounding rounding, double p, double x, int64_t n) {
+    mz_update a = settings_of(MZ_UPDATE_LION);
+    a.type = MZ_BF16;
+    a.decay = 0;
+    a.rate = (float)x;
+    a.rounding = rounding;
+    a.step = 1 + rig_below(r, 1000);
+    a.seed = rig_bits(r);
+    a.tensor = rig_bits(r);
+    double *one = rig_host(r, 8 * (size_t)n), *start = rig_host(r, 8 * (size_t)n), sum = 0;
+    for (int64_t i = 0; i < n; i++) {
+        one[i] = 1;
+        start[i] = p;
+    }
+    a.matrices = 1;
+    a.rows = n;
+    a.cols = 1;
+    a.parameter = rig_put(r, MZ_BF16, start, n);
+    a.gradient = rig_put_floats(r, one, n);
+    a.m = rig_put_floats(r, rig_host(r, 8 * (size_t)n), n);
+    RIG_OK(r, mz_update_step(r->kernels, 0, &a, NULL));
+    const double *got = rig_values(r, MZ_BF16, a.parameter), want = (float)p - (float)x;
+    int exponent;
+    frexp(want, &exponent);
+    for (int64_t i = 0; i < n; i++)
+        sum += (got[i] - want) / ldexp(1, exponent - 8);
+    return sum / (double)n;
+}
+
+static void check_bias(rig *r) {
+    const int64_t n = r->small ? 4000 : 40000;
+    const double noise = 5 * 0.75 / sqrt((double)n); /* five standard deviations */
+    for (int i = 0; i < 24; i++) {
+        const double p = ref_bf16((1 + rig_uniform(r)) * (i % 2 ? 1 : -1)),
+                     x = rig_uniform(r) * 0.02;
+        RIG_TRUE(r, fabs(write_error(r, MZ_ROUND_STOCHASTIC, p, x, n)) < noise);
+        RIG_TRUE(r, fabs(write_error(r, MZ_ROUND_DITHER, p, x, n)) < 0.083 + noise);
+        const double nearest = write_error(r, MZ_ROUND_NEAREST, p, x, 8),
+                     want = (float)p - (float)x;
+        RIG_TRUE(r, fabs(nearest) <= 0.5 && (nearest == 0) == (ref_bf16(want) == want));
+    }
+}
+
+/* Bits belong to (seed, step, tensor, element): cutting a tensor into matrices changes nothing. */
+static void check_bits(rig *r) {
+    enum { N = 240 };
+    const double *p = rig_normals(r, MZ_BF16, N, 1), *g = rig_normals(r, MZ_F32, N, 1);
+    const tensor cuts[] = {{1, N, 1}, {1, 3, 80}, {3, 5, 16}, {30, 1, 8}};
+    unsigned char *want = NULL;
+    for (int i = 0; i < 4; i++) {
+        mz_update a = settings_of(MZ_UPDATE_ADAMW);
+        a.type = MZ_BF16;
+        a.rounding = MZ_ROUND_STOCHASTIC;
+        a.step = 3;
+        a.seed = 5;
+        a.matrices = cuts[i].matrices;
+        a.rows = cuts[i].rows;
+        a.cols = cuts[i].cols;
+        a.parameter = rig_put(r, MZ_BF16, p, N);
+        a.gradient = rig_put_floats(r, g, N);
+        a.m = rig_put_floats(r, rig_host(r, 8 * N), N);
+        a.v = rig_put_floats(r, rig_host(r, 8 * N), N);
+        RIG_OK(r, mz_update_step(r->kernels, 0, &a, NULL));
+        unsigned char *got = rig_get(r, a.parameter);
+        RIG_TRUE(r, !want || memcmp(got, want, 2 * N) == 0);
+        want = got;
+    }
+}
+
+/* ---- state of the study's model (spec 6.4), bytes -----------------------------------------------
+ */
+
+static int64_t state_of(mz_update_kind kind, bool momentum, bool fact, int64_t matrices,
+                        int64_t rows, int64_t cols) {
+    const mz_update a = {.kind = kind,
+                         .momentum = momentum,
+                         .factored = fact,
+                         .matrices = matrices,
+                         .rows = rows,
+                         .cols = cols};
+    return mz_update_state_bytes(&a);
+}
+
+static void check_state(rig *r) {
+    enum { D = 4096 };
+    const int64_t shape[][3] = {{1, 50304, D}, {1, 256, D}, {4, D, D}, {4, 1024, D}, {3, D, D}};
+    int64_t skew = 0, adafactor = 0, lion = 0, adamw = 0;
+    for (int i = 0; i < 5; i++) {
+        const int64_t m = shape[i][0], n = shape[i][1], k = shape[i][2];
+        skew += state_of(MZ_UPDATE_SKEWADAM, true, true, m, n, k);
+        adafactor += state_of(MZ_UPDATE_ADAFACTOR, false, false, m, n, k);
+        lion += state_of(MZ_UPDATE_LION, false, false, m, n, k);
+        adamw += state_of(MZ_UPDATE_ADAMW, false, false, m, n, k);
+    }
+    skew += state_of(MZ_UPDATE_SKEWADAM, true, true, 10, D, 1);
+    adafactor += state_of(MZ_UPDATE_ADAFACTOR, false, false, 10, D, 1);
+    lion += state_of(MZ_UPDATE_LION, false, false, 10, D, 1);
+    adamw += state_of(MZ_UPDATE_ADAMW, false, false, 10, D, 1);
+    RIG_TRUE(r, lion == 1365409792 && adamw == 2 * lion);
+    RIG_TRUE(r, skew == 1365409792 + 217600 + 17408 + 212992 + 98304 + 163840);
+    const int64_t experts = state_of(MZ_UPDATE_SKEWADAM, false, true, 3 * 128, D, D);
+    RIG_TRUE(r, experts == 12582912);
+    RIG_TRUE(r, state_of(MZ_UPDATE_SKEWADAM, true, true, 384, D, D) - experts == INT64_C(24) << 30);
+    const int64_t router = state_of(MZ_UPDATE_SKEWADAM, false, false, 1, 128, D);
+    RIG_TRUE(r, router == 2097152 && skew + experts + router == 1380800000);
+    const int64_t router_factors = state_of(MZ_UPDATE_ADAFACTOR, false, false, 1, 128, D);
+    RIG_TRUE(r, adafactor + experts + router_factors == 13309952);
+    RIG_TRUE(r, state_of(MZ_UPDATE_MUON, false, false, 384, D, D) == INT64_C(24) << 30);
+}
+
+static void check_no_values(rig *r) {
+    for (int kind = MZ_UPDATE_SKEWADAM; kind <= MZ_UPDATE_MUON; kind++) {
+        mz_update a = settings_of(kind);
+        a.cols = 8;
+        a.step = 1;
+        a.matrices = 2;
+        RIG_OK(r, mz_update_step(r->kernels, 0, &a,
+                                 rig_workspace(r, mz_update_workspace(r->kernels, &a))));
+    }
+}
+
+const check checks_of_updates[] = {{"skewadam", check_skewadam},   {"adamw", check_adamw},
+                                   {"adafactor", check_adafactor}, {"lion", check_lion},
+                                   {"muon", check_muon},           {"bias of writing", check_bias},
+                                   {"random bits", check_bits},    {"state", check_state},
+                                   {"no values", check_no_values}, {NULL, NULL}};
