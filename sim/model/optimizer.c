@@ -81,10 +81,11 @@ static needs one_momentum(const mz_tensor *t, double sweeps, int copies) {
     return (needs){.value_state = 4 * values(t), .sweeps = sweeps, .copies = copies};
 }
 
-/* Adds a second moment, factored where it can be. The means must be complete before the update's
- * norm can be known, and the norm before the update is applied: three passes over the gradient, of
- * which fewer reach memory when a matrix stays in the cache. The last pass takes the momentum where
- * there is one. */
+/* Adds a second moment, factored where it can be. The row and column means must be complete before
+ * the update's norm can be known, and the norm before the update is applied. Plainly that is three
+ * passes over the gradient; two where the norm is summed along with the means, by column and each
+ * row weighted by its mean (kernels/host/update.c); one where a matrix stays in the cache. The last
+ * pass of several takes the momentum where there is one. */
 static void add_factored(needs *n, const mz_tensor *t, int64_t passes, bool momentum) {
     const double gradient = (double)(t->bytes_per_value * values(t));
     n->row_state = 4;
@@ -92,15 +93,16 @@ static void add_factored(needs *n, const mz_tensor *t, int64_t passes, bool mome
     n->summed = 4 * t->cols;
     n->vectors = 8 * (t->rows + t->cols);
     if (passes >= 2)
-        n->extra += gradient;
-    if (passes >= 3)
         n->extra += momentum ? 4.0 * (double)values(t) : gradient;
+    if (passes >= 3)
+        n->extra += gradient;
 }
 
+/* Two passes at most: the first brings the moments up to date and sums the norm. */
 static void add_full(needs *n, const mz_tensor *t, int64_t passes, bool momentum) {
     n->value_state += 4 * values(t);
     if (passes >= 2)
-        n->extra += (double)((t->bytes_per_value + (momentum ? 8 : 4)) * values(t));
+        n->extra += (double)((momentum ? 8 : t->bytes_per_value + 4) * values(t));
 }
 
 static needs skewadam(const mz_optimizer_options *o, const mz_tensor *t) {
@@ -354,12 +356,12 @@ static const mz_opt skewadam_options[] = {
      "tier that shared experts are treated as"},
     {"uniform", 0, MZ_OPT_FLAG, AT(uniform), "no", NULL,
      "momentum and factored second moment in every tier"},
-    {"sweeps", 0, MZ_OPT_INT, AT(sweeps), "3", "N",
+    {"sweeps", 0, MZ_OPT_INT, AT(sweeps), "2", "N",
      "passes of a fused update over the gradient that reach memory", 1, 3},
 };
 static const mz_opt adafactor_options[] = {
     MASTER("none"),
-    {"sweeps", 0, MZ_OPT_INT, AT(sweeps), "3", "N",
+    {"sweeps", 0, MZ_OPT_INT, AT(sweeps), "2", "N",
      "passes of a fused update over the gradient that reach memory", 1, 3},
 };
 static const mz_opt plain_options[] = {MASTER("none")};
@@ -398,13 +400,13 @@ static const mz_optimizer skewadam_row = {.name = "skewadam",
                                           .summary =
                                               "SkewAdam: state by tier, experts without momentum",
                                           OPTIONS(skewadam_options),
-                                          .options = {.sweeps = 3}};
+                                          .options = {.sweeps = 2}};
 static const mz_optimizer adafactor_row = {.name = "adafactor",
                                            .rule = MZ_RULE_ADAFACTOR,
                                            .summary =
                                                "Adafactor: factored second moment, no momentum",
                                            OPTIONS(adafactor_options),
-                                           .options = {.sweeps = 3}};
+                                           .options = {.sweeps = 2}};
 static const mz_optimizer lion = {.name = "lion",
                                   .rule = MZ_RULE_LION,
                                   .summary = "Lion: one fp32 momentum",

@@ -212,11 +212,25 @@ static void update_traffic(void **state) {
     assert_true(traffic_of("adamw", router) == 28.0 * 1500);
     assert_true(traffic_of("adamw-bf16", expert) == 22.0 * 1500);
     assert_true(traffic_of("lion", expert) == 14.0 * 1500);
-    /* gradient three times 6, weights 4, row and column means read and written 8 (n + m). */
-    assert_true(traffic_of("skewadam", expert) == 10.0 * 1500 + 8 * 80);
+    /* gradient twice 4, weights 4, row and column means read and written 8 (n + m); three passes
+     * read the gradient once more, one reads it once. */
+    assert_true(traffic_of("skewadam", expert) == 8.0 * 1500 + 8 * 80);
+    assert_true(traffic_of("adafactor", expert) == 8.0 * 1500 + 8 * 80);
+    assert_true(traffic_of("skewadam[sweeps=3]", expert) == 10.0 * 1500 + 8 * 80);
     assert_true(traffic_of("skewadam[sweeps=1]", expert) == 6.0 * 1500 + 8 * 80);
+    /* With momentum 14 at least; the second pass reads the momentum, three also read the gradient
+     * twice. */
+    mz_tensor backbone = matrix(MZ_TIER_BACKBONE, 2);
+    assert_true(traffic_of("skewadam[sweeps=1]", backbone) == 14.0 * 1500 + 8 * 80);
+    assert_true(traffic_of("skewadam", backbone) == 18.0 * 1500 + 8 * 80);
+    assert_true(traffic_of("skewadam[sweeps=3]", backbone) == 20.0 * 1500 + 8 * 80);
     /* gradient and moment twice in, moment once out. */
     assert_true(traffic_of("skewadam", router) == (4 + 8 + 8 + 4 + 4.0) * 1500);
+    /* A norm's weights: gradient once, both moments twice in and once out, weights in and out. */
+    backbone.rows = 50;
+    backbone.cols = 1;
+    backbone.vector = true;
+    assert_true(traffic_of("skewadam", backbone) == (2 + 4 * 6 + 4.0) * 50);
 }
 
 /* Tensors that Muon gives to Adam, 8-bit Adam keeps in fp32, GaLore projects on one side. */
