@@ -1,36 +1,12 @@
 /* Operations on pairs: scores, grouping by expert, prefix sums, selection, arrangement. */
 #include "kernels/host/host.h"
 #include "kernels/arithmetic.h"
+#include "kernels/scores.h"
 
 #include <stdlib.h>
 
 /* ---- scores -------------------------------------------------------------------------------------
  */
-
-static float score_of(const mz_score_args *a, int64_t token, int64_t pair) {
-    const float w2 = a->weight ? a->weight[pair] * a->weight[pair] : 1;
-    switch (a->kind) {
-    case MZ_SCORED_DOWN:
-        return mz_product3(w2, a->grad_norm2[token], a->hidden_norm2[pair]);
-    case MZ_SCORED_UP:
-        return mz_product3(w2, a->grad_norm2[token], a->input_norm2[token]);
-    case MZ_SCORED_W:
-        return w2;
-    case MZ_SCORED_WH:
-        return MZ_MUL(w2, a->hidden_norm2[pair]);
-    case MZ_SCORED_G:
-        return a->grad_norm2[token];
-    case MZ_SCORED_H:
-        return a->hidden_norm2[pair];
-    case MZ_SCORED_RANDOM:
-        return mz_unit_float(mz_pair_bits(a->seed, a->first_pair + (uint64_t)pair));
-    case MZ_SCORED_SAMPLE:
-        break;
-    }
-    const float s = mz_product3(w2, a->grad_norm2[token], a->hidden_norm2[pair]);
-    const float u = mz_unit_float(mz_pair_bits(a->seed, a->first_pair + (uint64_t)pair));
-    return sqrtf(mz_finite_score(s)) / u;
-}
 
 static void score_range(void *argument, int64_t first, int64_t end) {
     const mz_score_args *a = argument;
@@ -38,7 +14,7 @@ static void score_range(void *argument, int64_t first, int64_t end) {
         const int64_t begin = a->token_begin ? a->token_begin[token] : token * a->k;
         const int64_t stop = a->token_begin ? a->token_begin[token + 1] : begin + a->k;
         for (int64_t pair = begin; pair < stop; pair++)
-            a->score[pair] = mz_finite_score(score_of(a, token, pair));
+            a->score[pair] = mz_score_of(a, token, pair);
     }
 }
 

@@ -1,0 +1,42 @@
+/* The score of a pair, one text for the host and for CUDA, so that both agree bit by bit. Internal
+ * to kernels/. */
+#ifndef MIZAN_KERNELS_SCORES_H
+#define MIZAN_KERNELS_SCORES_H
+
+#include "kernels/arithmetic.h"
+#include "kernels/kernels.h"
+
+MZ_HD float mz_score_down(const mz_score_args *a, float w2, int64_t token, int64_t pair) {
+    return mz_product3(w2, a->grad_norm2[token], a->hidden_norm2[pair]);
+}
+
+/* Before the clamp to FLT_MAX. */
+MZ_HD float mz_raw_score(const mz_score_args *a, int64_t token, int64_t pair) {
+    const float w2 = a->weight ? MZ_MUL(a->weight[pair], a->weight[pair]) : 1;
+    switch (a->kind) {
+    case MZ_SCORED_DOWN:
+        return mz_score_down(a, w2, token, pair);
+    case MZ_SCORED_UP:
+        return mz_product3(w2, a->grad_norm2[token], a->input_norm2[token]);
+    case MZ_SCORED_W:
+        return w2;
+    case MZ_SCORED_WH:
+        return MZ_MUL(w2, a->hidden_norm2[pair]);
+    case MZ_SCORED_G:
+        return a->grad_norm2[token];
+    case MZ_SCORED_H:
+        return a->hidden_norm2[pair];
+    case MZ_SCORED_RANDOM:
+        return mz_unit_float(mz_pair_bits(a->seed, a->first_pair + (uint64_t)pair));
+    case MZ_SCORED_SAMPLE:
+        break;
+    }
+    const float u = mz_unit_float(mz_pair_bits(a->seed, a->first_pair + (uint64_t)pair));
+    return sqrtf(mz_finite_score(mz_score_down(a, w2, token, pair))) / u;
+}
+
+MZ_HD float mz_score_of(const mz_score_args *a, int64_t token, int64_t pair) {
+    return mz_finite_score(mz_raw_score(a, token, pair));
+}
+
+#endif
