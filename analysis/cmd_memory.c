@@ -132,6 +132,10 @@ static mz_code step_options(memory_job *job, mz_err *err) {
         o->sequence_length = mz_trace_facts_of(job->trace)->sequence_length;
     if (o->sequence_length == 0)
         o->sequence_length = DEFAULT_SEQUENCE;
+    if (a->micro_batch > TOKENS_MAX / o->sequence_length)
+        return mz_fail(err, MZ_EINPUT,
+                       "--micro-batch %lld: with sequences of %lld tokens more than 2^30 tokens",
+                       (long long)a->micro_batch, (long long)o->sequence_length);
     o->recompute = (mz_recompute)a->recompute;
     o->attention = (mz_attention)a->attention;
     o->temporaries = temporaries[a->temporaries];
@@ -190,7 +194,8 @@ static mz_code open_trace(const memory_job *job, memory_run *r, mz_err *err) {
                                        .seed = 1,
                                        .want_pairs = mz_sim_wants_pairs(r->sim),
                                        .want_weights = mz_sim_wants_weights(r->sim),
-                                       .read_ahead = true};
+                                       .read_ahead = true,
+                                       .stop = job->app->stop};
     mz_code code = mz_stream_open(job->trace, &options, &r->stream, err);
     if (code == MZ_OK)
         r->recorded = mz_stream_source(r->stream);
@@ -511,8 +516,6 @@ static mz_code check_args(const memory_args *a, mz_err *err) {
         {a->trace && a->micro_batches > 1,
          "--micro-batches and --trace exclude each other: the trace has its own"},
         {a->keep_logits && a->loss_tokens, "--keep-logits and --loss-tokens exclude each other"},
-        {a->seq * a->micro_batch > TOKENS_MAX,
-         "--micro-batch times --seq is more than 2^30 tokens"},
     };
     for (size_t i = 0; i < sizeof rule / sizeof *rule; i++)
         if (rule[i].wrong)

@@ -67,7 +67,7 @@ static const mz_opt_spec place_spec = {
     .about = "Places experts on ranks for given loads, with any planner that mizan sim knows.",
     .example =
         "printf '90,132,40,61,104,165,39,4,73,56,183,86\\n' >load.csv\n"
-        "mizan place --policy eplb --counts load.csv --ranks 8 --nodes 2 --slots 2 --groups 4",
+        "  mizan place --policy eplb --counts load.csv --ranks 8 --nodes 2 --slots 2 --groups 4",
     .table = place_options,
     .count = sizeof place_options / sizeof place_options[0],
     .max_args = 0,
@@ -390,7 +390,8 @@ static mz_code run_job(place_job *job, mz_app *app, mz_err *err) {
                                  .steps = a->steps,
                                  .step_tokens = a->step_tokens,
                                  .sum = a->sum,
-                                 .seed = (uint64_t)a->seed};
+                                 .seed = (uint64_t)a->seed,
+                                 .stop = app->stop};
     mz_code code = open_loads(job, err);
     if (code == MZ_OK)
         code = load_machine(job, app, err);
@@ -416,8 +417,8 @@ static mz_code run_job(place_job *job, mz_app *app, mz_err *err) {
     r->lossy = job->traits.lossy;
     r->lasting = !job->traits.free_replicas;
     r->reshaped = job->loads.reshaped;
-    code = place_plan(job->policy, job->state, &job->traits, &job->env, &job->loads, &job->arena, r,
-                      err);
+    code = place_plan(job->policy, job->state, &job->traits, &job->env, &job->loads, app->stop,
+                      &job->arena, r, err);
     return code == MZ_OK ? report(job, app, err) : code;
 }
 

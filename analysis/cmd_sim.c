@@ -323,7 +323,7 @@ static mz_code check_output(const sim_job *job, mz_err *err) {
     return code;
 }
 
-static mz_code open_stream(sim_job *job, mz_err *err) {
+static mz_code open_stream(sim_job *job, const mz_app *app, mz_err *err) {
     const sim_args *a = &job->args;
     const mz_stream_options options = {.ranks = job->cluster->ranks,
                                        .step_tokens = a->step_tokens,
@@ -334,7 +334,8 @@ static mz_code open_stream(sim_job *job, mz_err *err) {
                                        .seed = (uint64_t)a->seed,
                                        .want_pairs = mz_sim_wants_pairs(job->sim),
                                        .want_weights = mz_sim_wants_weights(job->sim),
-                                       .read_ahead = true};
+                                       .read_ahead = true,
+                                       .stop = app->stop};
     return mz_stream_open(job->trace, &options, &job->stream, err);
 }
 
@@ -438,7 +439,7 @@ static mz_code run_job(sim_job *job, mz_app *app, mz_err *err) {
     if (code == MZ_OK && job->args.bounds)
         code = mz_sim_want_bounds(job->sim, err);
     if (code == MZ_OK)
-        code = open_stream(job, err);
+        code = open_stream(job, app, err);
     if (code != MZ_OK)
         return code;
     const mz_load_source source = mz_stream_source(job->stream);

@@ -44,6 +44,7 @@ typedef struct place_window {
     int64_t step_tokens;       /* for traces without steps */
     bool sum;
     uint64_t seed;
+    const volatile sig_atomic_t *stop; /* or NULL: once it is set, MZ_EABORTED */
 } place_window;
 
 typedef struct place_source place_source;
@@ -100,9 +101,11 @@ typedef struct place_result {
     double planner_measured_s;
 } place_result;
 
+/* MZ_EABORTED once *stop is set (NULL: never). */
 mz_code place_plan(const mz_policy *policy, void *state, const mz_policy_traits *traits,
-                   const mz_policy_env *env, const place_loads *loads, mz_arena *arena,
-                   place_result *result, mz_err *err);
+                   const mz_policy_env *env, const place_loads *loads,
+                   const volatile sig_atomic_t *stop, mz_arena *arena, place_result *result,
+                   mz_err *err);
 
 /* ---- place_out.c, place_formats.c --------------------------------------------------------------
  */

@@ -144,7 +144,8 @@ static mz_code add_trace(place_source *from, int32_t ranks, const place_window *
                                        .step_tokens = w->step_tokens,
                                        .first_step = w->first_step - before,
                                        .steps = w->steps ? w->steps + before : 0,
-                                       .seed = w->seed};
+                                       .seed = w->seed,
+                                       .stop = w->stop};
     mz_stream *stream = NULL;
     mz_code code = mz_stream_open(from->trace, &options, &stream, err);
     if (code != MZ_OK)

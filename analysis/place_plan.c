@@ -14,6 +14,7 @@ typedef struct planner {
     int32_t *home;    /* [E] */
     int64_t *scratch; /* [max(E, R)] */
     int32_t bound_slots;
+    const volatile sig_atomic_t *stop;
     mz_arena *arena;
     double measured_s;
 } planner;
@@ -98,6 +99,8 @@ static mz_code plan_layers(planner *p, const place_loads *loads, place_result *r
     for (int32_t l = 0; code == MZ_OK && l < loads->layers; l++) {
         place_layer *layer = &result->layer[l];
         layer->load = &loads->current[l];
+        if (p->stop && *p->stop)
+            return mz_fail(err, MZ_EABORTED, "interrupted");
         code = run_policy(p, l, &loads->current[l], &loads->history[l], err);
         if (code == MZ_OK)
             code = keep_plan(p, layer, err);
@@ -110,12 +113,14 @@ static mz_code plan_layers(planner *p, const place_loads *loads, place_result *r
 }
 
 mz_code place_plan(const mz_policy *policy, void *state, const mz_policy_traits *traits,
-                   const mz_policy_env *env, const place_loads *loads, mz_arena *arena,
-                   place_result *result, mz_err *err) {
+                   const mz_policy_env *env, const place_loads *loads,
+                   const volatile sig_atomic_t *stop, mz_arena *arena, place_result *result,
+                   mz_err *err) {
     planner p = {.policy = policy,
                  .state = state,
                  .traits = traits,
                  .bound_slots = result->slots,
+                 .stop = stop,
                  .arena = arena};
     p.home = MZ_NEW(arena, int32_t, env->experts);
     p.scratch = MZ_NEW(arena, int64_t, env->experts > env->ranks ? env->experts : env->ranks);

@@ -15,6 +15,10 @@ static mz_code nomem(mz_err *err) {
     return mz_fail_nomem(err, "the shape of a trace");
 }
 
+static bool stopped(const mz_shape *shape) {
+    return shape->options.stop && *shape->options.stop;
+}
+
 static bool same_group(const mz_trace_call *a, const mz_trace_call *b) {
     return a->step == b->step && a->micro_batch == b->micro_batch;
 }
@@ -105,8 +109,9 @@ static bool push(piece_list list, int64_t block, int64_t first, int64_t tokens, 
         int64_t n = most > 0 && tokens > most ? most : tokens;
         if (!mz_grow((void **)list.pieces, list.cap, *list.count + 1, sizeof **list.pieces))
             return false;
+        const int64_t order = (int64_t)*list.count;
         (*list.pieces)[*list.count] =
-            (mz_piece){.block = block, .first = first, .tokens = n, .order = (int64_t)*list.count};
+            (mz_piece){.block = block, .first = first, .tokens = n, .order = order, .at = order};
         ++*list.count;
         first += n;
         tokens -= n;
@@ -298,29 +303,42 @@ static int32_t give_to_least(heap *h, int64_t tokens) {
     return top;
 }
 
-static int longest_first(const void *a, const void *b) {
-    const mz_piece *x = a, *y = b;
-    if (x->tokens != y->tokens)
-        return x->tokens > y->tokens ? -1 : 1;
-    return (x->order > y->order) - (x->order < y->order);
+enum { DIGIT_BITS = 11, DIGITS = 1 << DIGIT_BITS };
+
+/* One pass of a radix sort: `from` into `to` by falling digit, equal digits in their order. */
+static void sort_by_digit(const mz_piece *piece, size_t n, int shift, const size_t *from,
+                          size_t *to) {
+    size_t place[DIGITS] = {0};
+    for (size_t i = 0; i < n; i++)
+        place[piece[i].tokens >> shift & (DIGITS - 1)]++;
+    size_t before = 0;
+    for (int digit = DIGITS - 1; digit >= 0; digit--) {
+        const size_t count = place[digit];
+        place[digit] = before;
+        before += count;
+    }
+    for (size_t i = 0; i < n; i++)
+        to[place[piece[from[i]].tokens >> shift & (DIGITS - 1)]++] = from[i];
 }
 
-static int by_rank(const void *a, const void *b) {
-    const mz_piece *x = a, *y = b;
-    if (x->rank != y->rank)
-        return x->rank < y->rank ? -1 : 1;
-    return (x->order > y->order) - (x->order < y->order);
+/* Indices of the pieces, longest first, equal ones in order. False when stopped. */
+static bool longest_first(const mz_shape *shape, const mz_micro *micro, size_t *order,
+                          size_t *spare) {
+    int64_t most = 0;
+    for (size_t i = 0; i < micro->count; i++) {
+        order[i] = i;
+        most = micro->pieces[i].tokens > most ? micro->pieces[i].tokens : most;
+    }
+    for (int shift = 0; shift < 63 && most >> shift > 0; shift += DIGIT_BITS) {
+        if (stopped(shape))
+            return false;
+        sort_by_digit(micro->pieces, micro->count, shift, order, spare);
+        memcpy(order, spare, micro->count * sizeof *order);
+    }
+    return true;
 }
 
-static int by_place(const void *a, const void *b) {
-    const mz_piece *x = a, *y = b;
-    if (x->block != y->block)
-        return x->block < y->block ? -1 : 1;
-    if (x->first != y->first)
-        return x->first < y->first ? -1 : 1;
-    return (x->order > y->order) - (x->order < y->order);
-}
-
+/* One of the first `base` pieces again; what it is a copy of stays in `at` until place(). */
 static bool draw(mz_micro *micro, size_t base, mz_rng *rng, mz_piece **drawn) {
     if (!mz_grow((void **)&micro->pieces, &micro->cap, micro->count + 1, sizeof *micro->pieces))
         return false;
@@ -331,7 +349,7 @@ static bool draw(mz_micro *micro, size_t base, mz_rng *rng, mz_piece **drawn) {
 }
 
 /* Fewer sequences than there are, or more than there are, until the micro-batch has `target`. */
-static bool resize(mz_micro *micro, int64_t target, mz_rng *rng) {
+static bool resize(const mz_shape *shape, mz_micro *micro, int64_t target, mz_rng *rng) {
     int64_t tokens = 0;
     size_t base = micro->count, used = 0;
     while (used < base && tokens < target)
@@ -339,50 +357,70 @@ static bool resize(mz_micro *micro, int64_t target, mz_rng *rng) {
     micro->count = used;
     while (base > 0 && tokens < target) {
         mz_piece *drawn;
-        if (!draw(micro, base, rng, &drawn))
+        if (stopped(shape) || !draw(micro, base, rng, &drawn))
             return false;
         tokens += drawn->tokens;
     }
     return true;
 }
 
-/* Deals the pieces; then draws more until the least loaded rank holds `least` tokens. Draws refer
- * to the pieces in file order, so these are dealt by a sorted copy. */
-static bool deal(mz_micro *micro, int32_t ranks, int64_t least, mz_rng *rng) {
+/* Deals the pieces; then draws more until the least loaded rank holds `least` tokens. */
+static bool deal(const mz_shape *shape, mz_micro *micro, int64_t least, mz_rng *rng) {
+    const int32_t ranks = shape->ranks;
+    const size_t base = micro->count;
     heap h = {micro->rank_tokens, malloc(sizeof(int32_t) * (size_t)ranks), ranks};
-    mz_piece *sorted = malloc(sizeof *sorted * (micro->count + 1));
-    bool ok = h.rank && sorted;
+    size_t *order = malloc(sizeof *order * (base + 1));
+    size_t *spare = malloc(sizeof *spare * (base + 1));
+    bool ok = h.rank && order && spare && longest_first(shape, micro, order, spare);
+    free(spare);
     for (int32_t r = 0; r < ranks && ok; r++)
         h.rank[r] = r;
-    size_t base = micro->count;
-    if (ok && base > 0) {
-        memcpy(sorted, micro->pieces, sizeof *sorted * base);
-        qsort(sorted, base, sizeof *sorted, longest_first);
-        for (size_t i = 0; i < base; i++)
-            micro->pieces[sorted[i].order].rank = give_to_least(&h, sorted[i].tokens);
+    for (size_t i = 0; i < base && ok; i++) {
+        mz_piece *piece = &micro->pieces[order[i]];
+        piece->rank = give_to_least(&h, piece->tokens);
+        ok = !stopped(shape);
     }
     while (ok && base > 0 && h.load[h.rank[0]] < least) {
         mz_piece *drawn;
-        ok = draw(micro, base, rng, &drawn);
+        ok = !stopped(shape) && draw(micro, base, rng, &drawn);
         if (ok)
             drawn->rank = give_to_least(&h, drawn->tokens);
     }
     free(h.rank);
-    free(sorted);
+    free(order);
     return ok;
 }
 
-/* Places pieces on the micro-batch's token axis (rank after rank), leaves them in file order. */
-static void place(mz_micro *micro) {
-    int64_t at = 0;
-    if (micro->count == 0)
-        return;
-    qsort(micro->pieces, micro->count, sizeof *micro->pieces, by_rank);
-    for (size_t i = 0; i < micro->count; i++) {
-        micro->pieces[i].at = at;
-        at += micro->pieces[i].tokens;
+/* Places pieces on the micro-batch's token axis, rank after rank and in order within one, and
+ * leaves them in file order: sorted by the piece that they are a copy of, which `at` names. */
+static bool place(const mz_shape *shape, mz_micro *micro) {
+    const size_t n = micro->count;
+    int64_t *next = mz_calloc((size_t)shape->ranks + 1, sizeof *next);
+    size_t *slot = mz_calloc(n + 1, sizeof *slot);
+    mz_piece *sorted = malloc(sizeof *sorted * (n + 1));
+    bool ok = next && slot && sorted && !stopped(shape);
+    for (int32_t r = 0; ok && r < shape->ranks; r++)
+        next[r + 1] = next[r] + micro->rank_tokens[r];
+    for (size_t i = 0; ok && i < n; i++)
+        slot[micro->pieces[i].at + 1]++;
+    for (size_t i = 0; ok && i < n; i++)
+        slot[i + 1] += slot[i];
+    for (size_t i = 0; ok && i < n; i++) {
+        mz_piece *to = &sorted[slot[micro->pieces[i].at]++];
+        *to = micro->pieces[i];
+        to->at = next[to->rank];
+        next[to->rank] += to->tokens;
     }
-    qsort(micro->pieces, micro->count, sizeof *micro->pieces, by_place);
+    free(next);
+    free(slot);
+    if (!ok) {
+        free(sorted);
+        return false;
+    }
+    free(micro->pieces);
+    micro->pieces = sorted;
+    micro->cap = n + 1;
+    return true;
 }
 
 /* ---- plans ----------------------------------------------------------------------------------- */
@@ -433,10 +471,10 @@ static bool plan_pairs(const mz_shape *shape, mz_step_plan *plan, int32_t m, int
                               : push(list, b, 0, shape->blocks[b].tokens, 0)))
                 return false;
     }
-    if (shape->options.step_tokens > 0 && !resize(micro, share, &rng))
+    if (shape->options.step_tokens > 0 && !resize(shape, micro, share, &rng))
         return false;
     if (shape->deal) {
-        if (!deal(micro, shape->ranks, least, &rng))
+        if (!deal(shape, micro, least, &rng))
             return false;
     } else {
         for (size_t i = 0; i < micro->count; i++) {
@@ -444,8 +482,7 @@ static bool plan_pairs(const mz_shape *shape, mz_step_plan *plan, int32_t m, int
             micro->rank_tokens[micro->pieces[i].rank] += micro->pieces[i].tokens;
         }
     }
-    place(micro);
-    return true;
+    return place(shape, micro);
 }
 
 int32_t mz_shape_parts(const mz_shape *shape, const mz_micro *micro, int32_t source, int32_t *first,
@@ -621,7 +658,9 @@ mz_code mz_step_plan_make(const mz_shape *shape, int64_t step, mz_step_plan *pla
     mz_code code = MZ_OK;
     for (int32_t m = 0; m < plan->micros && code == MZ_OK; m++) {
         if (pairs)
-            code = plan_pairs(shape, plan, m, begin + m) ? MZ_OK : nomem(err);
+            code = plan_pairs(shape, plan, m, begin + m) ? MZ_OK
+                   : stopped(shape)                      ? mz_fail(err, MZ_EABORTED, "interrupted")
+                                                         : nomem(err);
         else
             code = plan_counts(shape, plan, m, none ? begin : begin + m, none ? end : begin + m + 1,
                                err);

@@ -24,7 +24,8 @@ typedef struct mz_piece {
     int64_t block;
     int64_t first, tokens; /* within the block */
     int64_t order;         /* in the micro-batch: file order, then drawn ones */
-    int64_t at;            /* first token within the micro-batch, grouped by rank */
+    int64_t at;            /* first token within the micro-batch, grouped by rank; until it is
+                              placed: the piece that this one is a copy of */
     int32_t rank;          /* that holds it */
 } mz_piece;
 
@@ -73,7 +74,8 @@ mz_code mz_shape_make(mz_trace *trace, const mz_stream_options *options, mz_shap
                       mz_err *err);
 void mz_shape_free(mz_shape *shape);
 
-/* Plans step `step` (an ordinal of all steps, window not applied). */
+/* Plans step `step` (an ordinal of all steps, window not applied). MZ_EABORTED once options.stop is
+ * set and anything is left to draw. */
 mz_code mz_step_plan_make(const mz_shape *shape, int64_t step, mz_step_plan *plan, mz_err *err);
 /* Whether plans list sequences: the trace holds pairs and a table of sequences. */
 bool mz_step_plan_has_sequences(const mz_shape *shape);

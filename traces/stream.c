@@ -105,6 +105,11 @@ static bool token_arrays(const mz_stream *stream, call_buffer *b, int64_t tokens
     return grow_arrays(&b->token_cap, (size_t)tokens + 1, arrays, sizes, 3);
 }
 
+static mz_code check_stop(const mz_stream *stream, mz_err *err) {
+    const volatile sig_atomic_t *stop = stream->shape.options.stop;
+    return stop && *stop ? mz_fail(err, MZ_EABORTED, "interrupted") : MZ_OK;
+}
+
 /* ---- pairs ----------------------------------------------------------------------------------- */
 
 static int64_t call_of(const mz_stream *stream, const mz_piece *piece, int32_t layer) {
@@ -136,6 +141,8 @@ static mz_code place_pairs(mz_stream *stream, const mz_micro *micro, int32_t lay
         code = mz_trace_count_pairs(stream->shape.trace, call_of(stream, &micro->pieces[i], layer),
                                     micro->pieces[i].first, micro->pieces[i].tokens, &first,
                                     &b->piece_pairs[i], err);
+        if (code == MZ_OK)
+            code = check_stop(stream, err);
     }
     if (code == MZ_OK && n > 0)
         qsort(axis, n, sizeof *axis, by_axis);
@@ -209,6 +216,8 @@ static mz_code fill_pairs(mz_stream *stream, const mz_micro *micro, int32_t laye
         code = mz_trace_add_range(stream->shape.trace, call, piece->first, piece->tokens, row, err);
         if (code == MZ_OK && stream->want_pairs)
             code = read_piece(stream, micro, i, call, b, err);
+        if (code == MZ_OK)
+            code = check_stop(stream, err);
     }
     return code;
 }
@@ -273,7 +282,8 @@ static mz_code fill_counts(mz_stream *stream, const mz_step_plan *plan, int32_t 
     int64_t begin = shape->groups[micro->group_begin].block_begin;
     int64_t end = shape->groups[micro->group_end - 1].block_end;
     for (int64_t block = begin; block < end && code == MZ_OK; block++)
-        code = add_block(stream, plan, m, layer, block, b, err);
+        if ((code = check_stop(stream, err)) == MZ_OK)
+            code = add_block(stream, plan, m, layer, block, b, err);
     if (shape->trace->facts.ranks % shape->ranks == 0 && plan->factor > 1)
         for (int64_t i = 0; i < (int64_t)b->load.sources * b->load.experts; i++)
             b->load.count[i] *= plan->factor;

@@ -23,6 +23,8 @@
 
 #include "traces/trace.h"
 
+#include <signal.h>
+
 typedef struct mz_stream_options {
     int32_t ranks;             /* R; 0: as recorded */
     int64_t step_tokens;       /* tokens of the whole job per step; 0: as recorded */
@@ -30,9 +32,11 @@ typedef struct mz_stream_options {
     int64_t sequence_length;   /* cut sequences to this many tokens; 0: as recorded */
     int64_t first_step, steps; /* window over the steps, by ordinal; steps 0: all */
     uint64_t seed;
-    bool want_pairs;   /* fill mz_layer_call.pairs */
-    bool want_weights; /* ... with weights and norms where recorded */
-    bool read_ahead;   /* a second thread decodes the next layer call */
+    bool want_pairs;                   /* fill mz_layer_call.pairs */
+    bool want_weights;                 /* ... with weights and norms where recorded */
+    bool read_ahead;                   /* a second thread decodes the next layer call */
+    const volatile sig_atomic_t *stop; /* or NULL: once it is set, a step or layer call that is
+                                          under way ends with MZ_EABORTED */
 } mz_stream_options;
 
 typedef struct mz_stream mz_stream;

@@ -627,6 +627,39 @@ static void test_reading_ahead(void **state) {
     }
 }
 
+/* ---- interrupts
+ * ----------------------------------------------------------------------------------- */
+
+/* Resampling to many tokens, and reading what was planned, end soon after the user interrupts. */
+static void test_interrupts(void **state) {
+    mz_err err;
+    mz_step_head head;
+    mz_layer_call call;
+    bool end;
+    for (int i = 0; i < COUNT_OF(shapes); i++)
+        for (int ahead = 0; ahead < 2; ahead++) {
+            place p = open_place((uint64_t)(95 + i), shapes[i], MZ_STEP_ITERATION);
+            volatile sig_atomic_t stop = 0;
+            mz_stream_options options = {.tokens_per_rank = 500, .stop = &stop};
+            mz_stream *stream = open_stream(&p, options);
+            mz_load_source source = mz_stream_source(stream);
+            assert_ok(source.next_step(source.self, &head, &end, &err), &err);
+            stop = 1;
+            assert_fails(source.next_call(source.self, &call, &err), MZ_EABORTED, "interrupted",
+                         &err);
+            mz_stream_close(&stream);
+            if (shapes[i].kind == MZ_TRACE_PAIRS) {
+                options.read_ahead = ahead;
+                stream = open_stream(&p, options);
+                source = mz_stream_source(stream);
+                assert_fails(source.next_step(source.self, &head, &end, &err), MZ_EABORTED,
+                             "interrupted", &err);
+                mz_stream_close(&stream);
+            }
+            close_place(&p);
+        }
+}
+
 /* ---- refusals
  * ------------------------------------------------------------------------------------- */
 
@@ -701,18 +734,13 @@ static void test_damage_while_reading(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_conservation),
-                                       cmocka_unit_test(test_as_recorded),
-                                       cmocka_unit_test(test_dealing),
-                                       cmocka_unit_test(test_merging),
-                                       cmocka_unit_test(test_splitting),
-                                       cmocka_unit_test(test_hypergeometric),
-                                       cmocka_unit_test(test_resampling),
-                                       cmocka_unit_test(test_step_tokens),
-                                       cmocka_unit_test(test_no_steps),
-                                       cmocka_unit_test(test_reading_ahead),
-                                       cmocka_unit_test(test_refusals),
-                                       cmocka_unit_test(test_sequences),
-                                       cmocka_unit_test(test_damage_while_reading)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_conservation), cmocka_unit_test(test_as_recorded),
+        cmocka_unit_test(test_dealing),      cmocka_unit_test(test_merging),
+        cmocka_unit_test(test_splitting),    cmocka_unit_test(test_hypergeometric),
+        cmocka_unit_test(test_resampling),   cmocka_unit_test(test_step_tokens),
+        cmocka_unit_test(test_no_steps),     cmocka_unit_test(test_reading_ahead),
+        cmocka_unit_test(test_interrupts),   cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_sequences),    cmocka_unit_test(test_damage_while_reading)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
