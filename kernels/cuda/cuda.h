@@ -71,6 +71,9 @@ size_t mz_cuda_update_step_workspace(const mz_cuda_device *d, const mz_update *a
 int mz_cuda_update_step(const mz_cuda_device *d, void *stream, const mz_update *args,
                         void *workspace);
 
+/* product.cu, for vendor.c: three arrays of pointers, first operands, second operands and results
+ * as cuBLAS names them, of the groups that are not empty; zeroes gradients of those that are. */
+int mz_cuda_vendor_pointers(void *stream, const mz_product_args *args, void *workspace);
 /* vendor.c: cuBLAS, opened with dlopen the first time it is asked for. */
 typedef struct mz_vendor mz_vendor;
 mz_kstatus mz_vendor_open(mz_kernels *k, const char *library_dir, mz_vendor **vendor);

@@ -45,8 +45,7 @@ struct Product {
     bool accumulate, wide; /* wgrad: add to the weight; it is fp32 */
 };
 
-/* ---- which tile
- * -----------------------------------------------------------------------------------
+/* ---- which tile ---------------------------------------------------------------------------------
  */
 
 /* Where a block is in the list of all tiles; tile numbers it asks for only rise. */
@@ -123,11 +122,10 @@ template <Kind kind, class T> __device__ Operands<T> operands(const Product &p, 
         p.depth,           row};
 }
 
-/* ---- shared memory
- * -------------------------------------------------------------------------------- A stage holds
- * DEPTH x LINES values of an operand as chunks of 8, either line by line or depth by depth, as
- * memory has them. The low three bits of a chunk's place are flipped by its row, so that the eight
- * rows of an ldmatrix tile lie in different banks. */
+/* ---- shared memory ------------------------------------------------------------------------------
+ * A stage holds DEPTH x LINES values of an operand as chunks of 8, either line by line or depth by
+ * depth, as memory has them. The low three bits of a chunk's place are flipped by its row, so that
+ * the eight rows of an ldmatrix tile lie in different banks. */
 
 enum Layout {
     BY_LINE,  /* memory runs along the depth */
@@ -196,8 +194,7 @@ __device__ void fragment_b(unsigned f[4], const uint16_t *stage, int line, int d
                                                           depth + lane / 8 % 2 * 8));
 }
 
-/* ---- sums of a tile
- * -------------------------------------------------------------------------------
+/* ---- sums of a tile -----------------------------------------------------------------------------
  */
 
 /* Two by two warps; a warp has LINES / 2 x WARP_COLS of the tile. */
@@ -253,9 +250,9 @@ __device__ void sum_tile(float sum[LINES / 32][WARP_COLS / 8][4], uint16_t *shar
     __syncthreads();
 }
 
-/* ---- results
- * -------------------------------------------------------------------------------------- A thread
- * has columns 2q and 2q + 1 of every 8 (q its place among four lanes) of two rows of every 16. */
+/* ---- results ------------------------------------------------------------------------------------
+ * A thread has columns 2q and 2q + 1 of every 8 (q its place among four lanes) of two rows of
+ * every 16. */
 
 __device__ unsigned pack(float low, float high) {
     return mz_to_bf16(low) | (unsigned)mz_to_bf16(high) << 16;
@@ -404,10 +401,9 @@ __global__ void __launch_bounds__(THREADS, 2) tensor_product(const Product p) {
     }
 }
 
-/* ---- fp32 operands
- * -------------------------------------------------------------------------------- 64 x 64 outputs
- * by 256 threads of 4 x 4, no tensor cores: fp32 is here to check against. Up: columns of gate and
- * up alternate. */
+/* ---- fp32 operands ------------------------------------------------------------------------------
+ * 64 x 64 outputs by 256 threads of 4 x 4, no tensor cores: fp32 is here to check against. Up:
+ * columns of gate and up alternate. */
 
 template <Kind kind>
 __device__ float element_a(const Operands<float> &o, int64_t line, int64_t depth) {
@@ -493,9 +489,8 @@ template <Kind kind> __global__ void __launch_bounds__(FP32_THREADS) fp32_produc
     }
 }
 
-/* ---- ||h||^2
- * -------------------------------------------------------------------------------------- A warp per
- * row adds its parts: lanes by stride, then halves. Bytes: rows * (parts + 1) * 4. */
+/* ---- ||h||^2 ------------------------------------------------------------------------------------
+ * A warp per row adds its parts: lanes by stride, then halves. Bytes: rows * (parts + 1) * 4. */
 
 enum : int { NORM_ROWS = 8 };
 
@@ -518,8 +513,53 @@ __global__ void __launch_bounds__(32 * NORM_ROWS) add_parts(const Product p, flo
     }
 }
 
-/* ---- launching
- * ------------------------------------------------------------------------------------
+/* ---- for the vendor's grouped GEMM --------------------------------------------------------------
+ * A block per group writes where its operands are, in cuBLAS's order and without the empty groups;
+ * an empty group's gradient, which cuBLAS then never sees, is zeroed here. */
+
+enum : int { POINTER_THREADS = 256 };
+
+__device__ void zero_gradient(const mz_product_args &args, void *weight) {
+    const int64_t words = args.n * args.k * (args.gradient_type == MZ_BF16 ? 2 : 4) / 16;
+    for (int64_t i = threadIdx.x; i < words; i += POINTER_THREADS)
+        static_cast<uint4 *>(weight)[i] = make_uint4(0, 0, 0, 0);
+}
+
+/* How many groups before this one have rows; of a whole warp. */
+__device__ int groups_before(const int64_t *begin, int group) {
+    int before = 0;
+    for (int g = threadIdx.x % 32; g < group; g += 32)
+        before += begin[g] < begin[g + 1];
+    for (int d = 16; d > 0; d /= 2)
+        before += __shfl_xor_sync(0xffffffffu, before, d);
+    return before;
+}
+
+__global__ void __launch_bounds__(POINTER_THREADS)
+    vendor_pointers(const mz_product_args args, void **pointers) {
+    const int64_t *begin = args.groups.begin;
+    const int group = blockIdx.x;
+    const bool forward = args.op == MZ_PRODUCT_FORWARD, wgrad = args.op == MZ_PRODUCT_WGRAD;
+    void *weight = args.weight[group];
+    if (begin[group] == begin[group + 1]) {
+        if (wgrad && !args.accumulate && weight)
+            zero_gradient(args, weight);
+        return;
+    }
+    if (threadIdx.x >= 32)
+        return;
+    void **to = pointers + groups_before(begin, group);
+    const int64_t row = begin[group] * (args.type == MZ_BF16 ? 2 : 4);
+    char *a = static_cast<char *>(const_cast<void *>(args.a)) + row * (forward ? args.k : args.n);
+    char *c = static_cast<char *>(args.c) + row * (forward ? args.n : args.k);
+    if (threadIdx.x == 0) {
+        to[0] = wgrad ? c : weight;
+        to[args.groups.groups] = a;
+        to[2 * args.groups.groups] = wgrad ? weight : c;
+    }
+}
+
+/* ---- launching ----------------------------------------------------------------------------------
  */
 
 /* As many blocks as there can be tiles, at most `most`. */
@@ -631,4 +671,12 @@ int mz_cuda_expert_up(const mz_cuda_device *d, void *stream, const mz_expert_up 
     const unsigned grid =
         blocks(&args->groups, UP, p, NORM_ROWS, 1, 8 * (int64_t)d->multiprocessors);
     return CU_LAUNCH(add_parts, grid, 32 * NORM_ROWS, 0, stream, p, args->norm2);
+}
+
+int mz_cuda_vendor_pointers(void *stream, const mz_product_args *args, void *workspace) {
+    if (!aligned(args->type, args->n, args->k) ||
+        (args->op == MZ_PRODUCT_WGRAD && !aligned(args->gradient_type, args->k, 0)))
+        return cudaErrorInvalidValue;
+    return CU_LAUNCH(vendor_pointers, (unsigned)args->groups.groups, POINTER_THREADS, 0, stream,
+                     *args, static_cast<void **>(workspace));
 }
