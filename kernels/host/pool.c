@@ -14,10 +14,10 @@ struct mz_pool {
     pthread_cond_t start, done;
     mz_worker *worker; /* [threads - 1] */
     int32_t threads, started;
-    /* under lock: the run of this number, and how many workers are still in it */
+    /* under lock: the run of this number, whether workers may still join it, how many are in it */
     uint64_t run;
+    bool open, stop;
     int32_t busy;
-    bool stop;
     mz_part part;
     void *argument;
     int64_t parts;
@@ -39,11 +39,12 @@ static void *work(void *self) {
     uint64_t seen = 0;
     pthread_mutex_lock(&p->lock);
     for (;;) {
-        while (!p->stop && p->run == seen)
+        while (!p->stop && !(p->open && p->run != seen))
             pthread_cond_wait(&p->start, &p->lock);
         if (p->stop)
             break;
         seen = p->run;
+        p->busy++;
         const mz_part part = p->part;
         void *argument = p->argument;
         const int64_t parts = p->parts;
@@ -110,13 +111,15 @@ void mz_pool_run(mz_pool *p, mz_part part, void *argument, int64_t parts) {
     p->part = part;
     p->argument = argument;
     p->parts = parts;
-    p->busy = p->started;
+    p->open = true;
     __atomic_store_n(&p->next, 0, __ATOMIC_RELAXED);
     p->run++;
     pthread_cond_broadcast(&p->start);
     pthread_mutex_unlock(&p->lock);
     take_parts(p, part, argument, parts, 0);
+    /* All parts are taken: waits for workers that have some, not for those that come too late. */
     pthread_mutex_lock(&p->lock);
+    p->open = false;
     while (p->busy > 0)
         pthread_cond_wait(&p->done, &p->lock);
     pthread_mutex_unlock(&p->lock);

@@ -25,7 +25,7 @@ typedef struct tiling {
     float *scratch; /* [threads][per_thread] */
     int64_t per_thread;
     const int64_t *begin;
-    int64_t tile; /* rows of a tile: of the group, or wgrad of the weight */
+    int64_t tile; /* rows of a group that are taken at a time */
 } tiling;
 
 static int64_t tiles_of(const tiling *t, int32_t group) {
@@ -55,6 +55,10 @@ static const void *at(const void *x, mz_dtype type, int64_t element) {
 
 static void *at_out(void *x, mz_dtype type, int64_t element) {
     return (char *)x + element * (type == MZ_BF16 ? 2 : 4);
+}
+
+static float *scratch_of(const tiling *t, int32_t thread) {
+    return t->per_thread > 0 ? t->scratch + thread * t->per_thread : NULL;
 }
 
 /* ---- forward and dgrad --------------------------------------------------------------------------
@@ -105,7 +109,7 @@ static void row_tile(void *argument, int64_t part, int32_t thread) {
     if (p->type == MZ_F32)
         multiply(p->op, rows, p->n, p->k, a, inner, p->weight[g], 0, c, outer);
     else
-        rows_bf16(t, a, p->weight[g], c, rows, t->scratch + thread * t->per_thread);
+        rows_bf16(t, a, p->weight[g], c, rows, scratch_of(t, thread));
 }
 
 /* ---- wgrad --------------------------------------------------------------------------------------
@@ -116,8 +120,8 @@ static void weight_sum(const tiling *t, int32_t g, int64_t col, int64_t cols, fl
                        float *sum, float *scratch) {
     const mz_product_args *p = t->args;
     const bool wide = p->type == MZ_F32;
-    float *wide_a = scratch, *wide_c = wide_a + TILE_ROWS * TILE_COLS;
-    const int64_t step = wide ? INT64_C(1) << 20 : TILE_ROWS;
+    const int64_t step = wide ? INT64_C(1) << 20 : t->tile;
+    float *wide_a = scratch, *wide_c = wide ? NULL : scratch + step * smaller(TILE_COLS, p->n);
     for (int64_t r = t->begin[g]; r < t->begin[g + 1]; r += step) {
         const int64_t rows = smaller(step, t->begin[g + 1] - r);
         const void *a = at(p->a, p->type, r * p->n + col), *c = at(p->c, p->type, r * p->k);
@@ -140,27 +144,34 @@ static void weight_tile(void *argument, int64_t part, int32_t thread) {
     const mz_product_args *p = t->args;
     const int32_t g = group_of(t, &part);
     const int64_t col = part * TILE_COLS, cols = smaller(TILE_COLS, p->n - col);
-    float *scratch = t->scratch + thread * t->per_thread;
+    float *scratch = scratch_of(t, thread);
     void *w = at_out(p->weight[g], p->gradient_type, col * p->k);
     if (p->gradient_type == MZ_F32) {
         weight_sum(t, g, col, cols, p->accumulate ? 1 : 0, w, scratch);
         return;
     }
-    float *sum = scratch;
+    float *sum = scratch; /* before the product's scratch */
+    scratch += smaller(TILE_COLS, p->n) * p->k;
     if (p->accumulate)
         t->simd->widen(sum, w, cols * p->k);
-    weight_sum(t, g, col, cols, p->accumulate ? 1 : 0, sum, scratch + TILE_COLS * p->k);
+    weight_sum(t, g, col, cols, p->accumulate ? 1 : 0, sum, scratch);
     t->simd->narrow(w, sum, cols * p->k);
 }
 
 /* ---- grouped GEMM -------------------------------------------------------------------------------
  */
 
+/* Rows of a tile, at most `most`, and no more than there can be. */
+static int64_t tile_rows(const mz_groups *g, int64_t most) {
+    return g->rows_max < 1 ? 1 : smaller(g->rows_max, most);
+}
+
 static int64_t scratch_floats(const mz_product_args *a) {
+    const int64_t rows = tile_rows(&a->groups, TILE_ROWS), cols = smaller(TILE_COLS, a->n);
     if (a->op == MZ_PRODUCT_WGRAD)
-        return (a->gradient_type == MZ_BF16 ? TILE_COLS * a->k : 0) +
-               (a->type == MZ_BF16 ? TILE_ROWS * (TILE_COLS + a->k) : 0);
-    return a->type == MZ_BF16 ? TILE_ROWS * (a->n + a->k) + TILE_COLS * a->k : 0;
+        return (a->gradient_type == MZ_BF16 ? cols * a->k : 0) +
+               (a->type == MZ_BF16 ? rows * (cols + a->k) : 0);
+    return a->type == MZ_BF16 ? rows * (a->n + a->k) + cols * a->k : 0;
 }
 
 size_t mz_host_grouped_gemm_workspace(const mz_kernels *k, const mz_product_args *a) {
@@ -186,7 +197,7 @@ mz_kstatus mz_host_grouped_gemm(mz_kernels *k, mz_kstream stream, const mz_produ
                 .scratch = workspace,
                 .per_thread = scratch_floats(a),
                 .begin = a->groups.begin,
-                .tile = TILE_ROWS};
+                .tile = tile_rows(&a->groups, TILE_ROWS)};
     mz_pool_run(mz_host_of(k)->pool, a->op == MZ_PRODUCT_WGRAD ? weight_tile : row_tile, &t,
                 all_tiles(&t));
     return MZ_K_OK;
@@ -199,7 +210,7 @@ enum { UP_FLOATS = 1 << 19, UP_ROWS_MOST = 256 };
 
 static int64_t up_rows(const mz_expert_up *a) {
     const int64_t rows = UP_FLOATS / (2 * a->intermediate);
-    return rows < 16 ? 16 : rows > UP_ROWS_MOST ? UP_ROWS_MOST : rows;
+    return tile_rows(&a->groups, rows < 16 ? 16 : smaller(rows, UP_ROWS_MOST));
 }
 
 typedef struct up_tiling {
@@ -232,7 +243,7 @@ static void up_tile(void *argument, int64_t part, int32_t thread) {
     const int64_t rows = smaller(t->tile, t->begin[g + 1] - first), cols = 2 * a->intermediate;
     if (!a->weight[g])
         return;
-    float *scratch = t->scratch + thread * t->per_thread;
+    float *scratch = scratch_of(t, thread);
     /* The tile's own gate and up where the caller keeps none, before the product's scratch. */
     void *gate_up = a->gate_up ? at_out(a->gate_up, a->type, first * cols) : (void *)scratch;
     if (!a->gate_up)
@@ -249,7 +260,8 @@ static void up_tile(void *argument, int64_t part, int32_t thread) {
 static int64_t up_scratch_floats(const mz_expert_up *a) {
     const int64_t rows = up_rows(a), cols = 2 * a->intermediate;
     return (a->gate_up ? 0 : rows * cols) +
-           (a->type == MZ_BF16 ? rows * (cols + a->hidden) + TILE_COLS * a->hidden : 0);
+           (a->type == MZ_BF16 ? rows * (cols + a->hidden) + smaller(TILE_COLS, cols) * a->hidden
+                               : 0);
 }
 
 size_t mz_host_expert_up_workspace(const mz_kernels *k, const mz_expert_up *a) {

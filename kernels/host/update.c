@@ -39,6 +39,11 @@ static const void *gradient_at(const mz_update *a, int64_t element) {
     return (const char *)a->gradient + element * (a->gradient_type == MZ_BF16 ? 2 : 4);
 }
 
+/* Settings without momentum do not look at m. */
+static bool has_momentum(const mz_update *a) {
+    return a->kind != MZ_UPDATE_ADAFACTOR && (a->kind != MZ_UPDATE_SKEWADAM || a->momentum);
+}
+
 static mz_update_row row_of(const updating *u, int64_t element, int64_t n) {
     const mz_update *a = u->args;
     return (mz_update_row){.args = a,
@@ -53,7 +58,7 @@ static mz_update_row row_of(const updating *u, int64_t element, int64_t n) {
                            .parameter =
                                (char *)a->parameter + element * (a->type == MZ_BF16 ? 2 : 4),
                            .gradient = gradient_at(a, element),
-                           .m = a->m ? a->m + element : NULL,
+                           .m = has_momentum(a) ? a->m + element : NULL,
                            .v = a->v ? a->v + element : NULL};
 }
 

@@ -75,19 +75,26 @@ static void guards(const rig *r, const struct rig_block *b, bool closed) {
 }
 
 static void *block(rig *r, const void *data, size_t bytes) {
-    unsigned char *image = rig_host(r, bytes + 2 * GUARD);
+    struct rig_block *b = rig_host(r, sizeof *b);
+    unsigned char *image = malloc(bytes + 2 * GUARD);
+    if (!image)
+        rig_fail(r, "no memory for %zu bytes", bytes);
     memset(image, GUARD_BYTE, bytes + 2 * GUARD);
     if (data)
         memcpy(image + GUARD, data, bytes);
     else
         memset(image + GUARD, POISON, bytes);
-    struct rig_block *b = rig_host(r, sizeof *b);
     void *memory;
-    RIG_OK(r, mz_kernels_alloc(r->kernels, bytes + 2 * GUARD, &memory));
-    *b = (struct rig_block){r->block, memory, bytes};
-    r->block = b;
-    RIG_OK(r, mz_kernels_copy(r->kernels, 0, MZ_COPY_IN, memory, image, bytes + 2 * GUARD));
-    RIG_OK(r, mz_kernels_sync(r->kernels, 0));
+    mz_kstatus status = mz_kernels_alloc(r->kernels, bytes + 2 * GUARD, &memory);
+    if (status == MZ_K_OK) {
+        *b = (struct rig_block){r->block, memory, bytes};
+        r->block = b;
+        status = mz_kernels_copy(r->kernels, 0, MZ_COPY_IN, memory, image, bytes + 2 * GUARD);
+    }
+    if (status == MZ_K_OK)
+        status = mz_kernels_sync(r->kernels, 0);
+    free(image);
+    rig_status(r, "memory", status);
     guards(r, b, true);
     return b->memory + GUARD;
 }
@@ -111,26 +118,31 @@ static const struct rig_block *block_of(const rig *r, const void *memory) {
     return NULL;
 }
 
-/* The block with both guards, on the host. */
-static unsigned char *image_of(rig *r, const struct rig_block *b) {
-    const size_t all = b->bytes + 2 * GUARD;
-    unsigned char *image = rig_host(r, all);
+static void copy_out(rig *r, void *to, const char *from, size_t bytes) {
+    RIG_OK(r, mz_kernels_copy(r->kernels, 0, MZ_COPY_OUT, to, from, bytes));
     RIG_OK(r, mz_kernels_sync(r->kernels, 0));
+}
+
+static void check_guards(rig *r, const struct rig_block *b) {
+    unsigned char image[2 * GUARD];
     guards(r, b, false);
-    const mz_kstatus status = mz_kernels_copy(r->kernels, 0, MZ_COPY_OUT, image, b->memory, all);
-    rig_status(r, "copy out", status == MZ_K_OK ? mz_kernels_sync(r->kernels, 0) : status);
+    copy_out(r, image, b->memory, GUARD);
+    copy_out(r, image + GUARD, b->memory + GUARD + b->bytes, GUARD);
     guards(r, b, true);
-    for (size_t i = 0; i < GUARD; i++)
-        if (image[i] != GUARD_BYTE || image[all - 1 - i] != GUARD_BYTE)
+    for (int i = 0; i < 2 * GUARD; i++)
+        if (image[i] != GUARD_BYTE)
             rig_fail(r, "written outside of %zu bytes", b->bytes);
-    return image + GUARD;
 }
 
 void *rig_get(rig *r, const void *memory) {
     const struct rig_block *b = block_of(r, memory);
     if (!b)
         rig_fail(r, "not memory of this rig");
-    return image_of(r, b);
+    check_guards(r, b);
+    void *image = rig_host(r, b->bytes);
+    if (b->bytes > 0)
+        copy_out(r, image, b->memory + GUARD, b->bytes);
+    return image;
 }
 
 size_t rig_size(const rig *r, const void *memory) {
@@ -160,7 +172,7 @@ static void release(rig *r) {
 
 void rig_clear(rig *r) {
     for (const struct rig_block *b = r->block; b; b = b->next)
-        image_of(r, b);
+        check_guards(r, b);
     release(r);
 }
 

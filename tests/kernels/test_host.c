@@ -1,0 +1,357 @@
+/* The host backend from inside: the same bits on any number of threads and with every instruction
+ * set that this processor has, and that each part of a pool's run is done once. */
+#include "tests/harness.h"
+
+#include "kernels/host/host.h"
+#include "tests/kernels/reference.h"
+#include "tests/kernels/rig.h"
+
+/* ---- one program of all operations --------------------------------------------------------------
+ * Shapes that split into several pieces and blocks; lengths that fill no register. */
+
+enum { T = 1500, K = 4, E = 24, H = 360, I = 136, PAIRS = T * K };
+
+typedef struct record {
+    unsigned char *bytes;
+    size_t size, room;
+} record;
+
+static void keep(rig *r, record *all, const void *memory) {
+    const size_t n = rig_size(r, memory);
+    assert_true(all->size + n <= all->room);
+    memcpy(all->bytes + all->size, rig_get(r, memory), n);
+    all->size += n;
+}
+
+static void *values(rig *r, mz_dtype type, int64_t n) {
+    return rig_put(r, type, rig_normals(r, type, n, 1), n);
+}
+
+static void route(rig *r, record *all, int32_t *expert) {
+    const mz_router_kind kinds[] = {MZ_ROUTER_SOFTMAX, MZ_ROUTER_SIGMOID, MZ_ROUTER_ROUTING_FREE};
+    for (int i = 2; i >= 0; i--) {
+        const double half[E] = {0.5};
+        int64_t count[E];
+        for (int e = 0; e < E; e++)
+            count[e] = 7 * e;
+        mz_router a = {.kind = kinds[i],
+                       .tokens = T,
+                       .experts = E,
+                       .k = K,
+                       .normalize = true,
+                       .scale = 1,
+                       .n_group = 4,
+                       .topk_group = 2,
+                       .theta = 0.5f,
+                       .balance_mix = 0.5f,
+                       .aux_factor = 0.1f,
+                       .logits = values(r, MZ_F32, (int64_t)T * E),
+                       .bias = rig_put_floats(r, half, E),
+                       .expert = kinds[i] == MZ_ROUTER_SOFTMAX ? expert : rig_out(r, 4 * T * E),
+                       .weight = rig_room(r, MZ_F32, T * E),
+                       .token_begin = rig_out(r, 8 * (T + 1)),
+                       .dweight = values(r, MZ_F32, T * E),
+                       .count = rig_in(r, count, sizeof count),
+                       .dlogits = rig_room(r, MZ_F32, T * E),
+                       .dbias = rig_put_floats(r, half, E),
+                       .dgain = rig_put_floats(r, half, E)};
+        void *workspace = rig_workspace(r, mz_router_workspace(r->kernels, &a));
+        float *loss = rig_room(r, MZ_F32, 3);
+        RIG_OK(r, mz_router_forward(r->kernels, 0, &a, workspace));
+        RIG_OK(r, mz_router_backward(r->kernels, 0, &a, workspace));
+        RIG_OK(r, mz_router_losses(r->kernels, 0, &a, loss, workspace));
+        const void *out[] = {a.weight, a.dlogits, a.dbias, a.dgain, loss};
+        for (int j = 0; j < 5; j++)
+            keep(r, all, out[j]);
+    }
+}
+
+/* Groups the pairs, scores and selects half, packs, multiplies, activates, combines. */
+static void layer(rig *r, record *all, mz_dtype type, const int32_t *expert) {
+    mz_kernels *k = r->kernels;
+    int64_t quota[E], *order = rig_out(r, 8 * PAIRS), *begin = rig_out(r, 8 * (E + 1));
+    for (int e = 0; e < E; e++)
+        quota[e] = T * K / E / 2;
+    const mz_grouping grouping = {expert, PAIRS, E, NULL, begin, order};
+    RIG_OK(r, mz_group_pairs(k, 0, &grouping,
+                             rig_workspace(r, mz_group_pairs_workspace(k, &grouping))));
+    void *x = values(r, type, (int64_t)T * H);
+    float *norm = rig_room(r, MZ_F32, T), *score = rig_room(r, MZ_F32, PAIRS);
+    const mz_norms norms = {type, x, T, H, H, norm};
+    RIG_OK(r, mz_row_norms(k, 0, &norms));
+    const mz_score_args scoring = {.kind = MZ_SCORED_SAMPLE,
+                                   .tokens = T,
+                                   .pairs = PAIRS,
+                                   .k = K,
+                                   .weight = values(r, MZ_F32, PAIRS),
+                                   .grad_norm2 = norm,
+                                   .hidden_norm2 = rig_put_floats(r, rig_host(r, 8 * PAIRS), PAIRS),
+                                   .score = score};
+    RIG_OK(r, mz_score_pairs(k, 0, &scoring));
+    const mz_selection selection = {.score = score,
+                                    .order = order,
+                                    .begin = begin,
+                                    .quota = rig_in(r, quota, sizeof quota),
+                                    .pairs = PAIRS,
+                                    .experts = E,
+                                    .kept = rig_in(r, rig_host(r, 8 * PAIRS), 8 * PAIRS),
+                                    .kept_begin = rig_out(r, 8 * (E + 1))};
+    RIG_OK(r, mz_select_pairs(k, 0, &selection, NULL));
+    const int64_t *ends = rig_get(r, selection.kept_begin);
+    const int64_t rows = ends[E];
+    void *packed = rig_room(r, type, rows * H), *h = rig_room(r, type, rows * I);
+    void *gate_up = rig_room(r, type, rows * 2 * I), *dx = rig_room(r, type, rows * H);
+    const mz_pack pack = {.type = type,
+                          .x = x,
+                          .hidden = H,
+                          .rows = rows,
+                          .row_pair = selection.kept,
+                          .k = K,
+                          .scale = scoring.weight,
+                          .out = packed};
+    RIG_OK(r, mz_pack_rows(k, 0, &pack));
+    void *weight[E], *gradient[E];
+    for (int e = 0; e < E; e++) {
+        weight[e] = e > 1 ? weight[e % 2] : values(r, type, 2 * I * H);
+        gradient[e] = rig_room(r, type, 2 * I * H);
+    }
+    const mz_expert_up up = {{selection.kept_begin, E, rows, NULL},
+                             H,
+                             I,
+                             type,
+                             packed,
+                             rig_in(r, weight, sizeof weight),
+                             gate_up,
+                             h,
+                             rig_room(r, MZ_F32, rows)};
+    RIG_OK(r, mz_expert_up_forward(k, 0, &up, rig_workspace(r, mz_expert_up_workspace(k, &up))));
+    const mz_swiglu back = {.type = type,
+                            .rows = rows,
+                            .intermediate = I,
+                            .gate_up = gate_up,
+                            .dh = values(r, type, rows * I),
+                            .dot = rig_room(r, MZ_F32, rows),
+                            .dgate_up = gate_up};
+    RIG_OK(r, mz_swiglu_backward(k, 0, &back));
+    mz_product_args product = {.op = MZ_PRODUCT_DGRAD,
+                               .groups = up.groups,
+                               .n = 2 * I,
+                               .k = H,
+                               .type = type,
+                               .gradient_type = type,
+                               .a = gate_up,
+                               .weight = up.weight,
+                               .c = dx};
+    RIG_OK(r, mz_grouped_gemm(k, 0, &product,
+                              rig_workspace(r, mz_grouped_gemm_workspace(k, &product))));
+    product.op = MZ_PRODUCT_WGRAD;
+    product.weight = rig_in(r, gradient, sizeof gradient);
+    product.c = packed;
+    RIG_OK(r, mz_grouped_gemm(k, 0, &product,
+                              rig_workspace(r, mz_grouped_gemm_workspace(k, &product))));
+    int64_t *position = rig_out(r, 8 * PAIRS);
+    RIG_OK(r, mz_invert(k, 0, selection.kept, rows, PAIRS, position));
+    const mz_combine combine = {.type = type,
+                                .row = dx,
+                                .hidden = H,
+                                .tokens = T,
+                                .k = K,
+                                .position = position,
+                                .scale = scoring.weight,
+                                .out = rig_room(r, type, T * H)};
+    RIG_OK(r, mz_combine_rows(k, 0, &combine));
+    const void *out[] = {order, score,       selection.kept,  packed,
+                         h,     up.norm2,    gate_up,         back.dot,
+                         dx,    gradient[3], gradient[E - 1], combine.out};
+    for (int i = 0; i < 12; i++)
+        keep(r, all, out[i]);
+}
+
+static void update(rig *r, record *all, mz_update_kind kind, int tier) {
+    enum { M = 3, R = 200, C = 360, N = M * R * C };
+    const double *zero = rig_host(r, 8 * N);
+    mz_update a = {.kind = kind,
+                   .matrices = M,
+                   .rows = R,
+                   .cols = C,
+                   .type = MZ_BF16,
+                   .gradient_type = tier & 1 ? MZ_BF16 : MZ_F32,
+                   .parameter = values(r, MZ_BF16, N),
+                   .gradient = values(r, tier & 1 ? MZ_BF16 : MZ_F32, N),
+                   .rate = 0.01f,
+                   .beta1 = 0.9f,
+                   .beta2 = 0.99f,
+                   .decay = 0.1f,
+                   .eps = 1e-8f,
+                   .step = 2,
+                   .momentum = tier & 1,
+                   .factored = tier & 2,
+                   .clip_rms = true,
+                   .clip_tensor = tier & 1,
+                   .newton_schulz = 2,
+                   .update_scale = 1,
+                   .rounding = tier & 2 ? MZ_ROUND_DITHER : MZ_ROUND_STOCHASTIC,
+                   .seed = 4,
+                   .m = rig_put_floats(r, zero, N),
+                   .v = rig_put_floats(r, zero, N),
+                   .row = rig_put_floats(r, zero, M * R),
+                   .col = rig_put_floats(r, zero, M * C)};
+    void *workspace = rig_workspace(r, mz_update_workspace(r->kernels, &a));
+    RIG_OK(r, mz_update_step(r->kernels, 0, &a, workspace));
+    const void *out[] = {a.parameter, a.m, a.v, a.row, a.col};
+    for (int i = 0; i < 5; i++)
+        keep(r, all, out[i]);
+}
+
+static record *into; /* of the program that runs */
+
+static void everything(rig *r) {
+    int32_t *expert = rig_out(r, 4 * PAIRS);
+    route(r, into, expert);
+    for (int type = MZ_F32; type <= MZ_BF16; type++)
+        layer(r, into, type, expert);
+    rig_clear(r);
+    for (int tier = 0; tier < 4; tier++)
+        for (int kind = MZ_UPDATE_SKEWADAM; kind <= MZ_UPDATE_MUON; kind++) {
+            if (kind == MZ_UPDATE_SKEWADAM || tier == 1)
+                update(r, into, kind, tier);
+            rig_clear(r);
+        }
+}
+
+/* ---- threads and instruction sets ---------------------------------------------------------------
+ */
+
+typedef struct instructions {
+    const mz_simd *simd;
+    const mz_update_simd *update;
+} instructions;
+
+static int tables(instructions list[3]) {
+    int n = 0;
+    list[n++] = (instructions){&mz_simd_base, &mz_update_simd_base};
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    if (__builtin_cpu_supports("avx2"))
+        list[n++] = (instructions){&mz_simd_avx2, &mz_update_simd_avx2};
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq"))
+        list[n++] = (instructions){&mz_simd_avx512, &mz_update_simd_avx512};
+#endif
+    return n;
+}
+
+static mz_kernels *open_host(int32_t threads) {
+    const mz_kernels_options options = {.threads = threads, .streams = 1};
+    mz_kernels *k;
+    assert_int_equal(mz_kernels_open(&options, &k, NULL, 0), MZ_K_OK);
+    return k;
+}
+
+static record run_everything(int32_t threads, const instructions *set) {
+    const size_t room = (size_t)64 << 20;
+    record all = {.bytes = malloc(room), .room = room};
+    assert_non_null(all.bytes);
+    rig r = {.kernels = open_host(threads)};
+    if (set) {
+        mz_host_of(r.kernels)->simd = set->simd;
+        mz_host_of(r.kernels)->update = set->update;
+    }
+    into = &all;
+    const check program = {"everything", everything};
+    if (!rig_run(&r, &program, 11))
+        fail_msg("%s", r.message);
+    mz_kernels_close(&r.kernels);
+    return all;
+}
+
+static void compare(const record *want, record got, const char *what, int which) {
+    assert_int_equal(want->size, got.size);
+    for (size_t i = 0; i < got.size; i++)
+        if (want->bytes[i] != got.bytes[i])
+            fail_msg("%s %d: byte %zu of %zu differs", what, which, i, got.size);
+    free(got.bytes);
+}
+
+static void test_same_bits(void **state) {
+    (void)state;
+    const int32_t threads[] = {2, 3, 7};
+    instructions set[3];
+    record want = run_everything(1, NULL);
+    assert_true(want.size > 1 << 20);
+    for (int i = 0; i < COUNT_OF(threads); i++)
+        compare(&want, run_everything(threads[i], NULL), "threads", threads[i]);
+    for (int i = 0, n = tables(set); i < n; i++)
+        compare(&want, run_everything(2, &set[i]), set[i].simd->name, i);
+    free(want.bytes);
+}
+
+/* All lengths up to a few registers, any alignment, every kind of number. */
+static void test_loops(void **state) {
+    (void)state;
+    enum { MOST = 70 };
+    instructions set[3];
+    const int sets = tables(set);
+    rig r = {.random = 3};
+    uint16_t half[MOST + 8], narrow[3][MOST];
+    float single[MOST + 8], wide[3][MOST], other[3][MOST];
+    for (int64_t n = 0; n <= MOST; n++) {
+        for (int64_t i = 0; i < MOST + 8; i++) {
+            const uint32_t bits = (uint32_t)rig_bits(&r);
+            half[i] = (uint16_t)(bits >> 16);
+            memcpy(&single[i], &bits, sizeof bits);
+        }
+        const uint16_t *h = half + n % 8;
+        const float *f = single + n % 8;
+        float norm[3];
+        memset(narrow, 0, sizeof narrow);
+        memset(wide, 0, sizeof wide);
+        memset(other, 0, sizeof other);
+        for (int s = 0; s < sets; s++) {
+            set[s].simd->widen(wide[s], h, n);
+            set[s].simd->narrow(narrow[s], f, n);
+            set[s].simd->swiglu_f32(other[s], f, f, n);
+            norm[s] = set[s].simd->norm2_f32(f, n);
+            for (int64_t i = 0; i < n; i++) { /* which NaN is nobody's business */
+                other[s][i] = other[s][i] == other[s][i] ? other[s][i] : 0;
+                wide[s][i] = wide[s][i] == wide[s][i] ? wide[s][i] : 0;
+            }
+            assert_memory_equal(wide[s], wide[0], sizeof *wide);
+            assert_memory_equal(narrow[s], narrow[0], sizeof *narrow);
+            assert_memory_equal(other[s], other[0], sizeof *other);
+            assert_true(norm[s] == norm[0] || (norm[s] != norm[s] && norm[0] != norm[0]));
+        }
+    }
+}
+
+/* ---- pool ---------------------------------------------------------------------------------------
+ */
+
+enum { PARTS = 1000 };
+static void count_part(void *argument, int64_t part, int32_t thread) {
+    assert_true(thread >= 0 && thread < 5);
+    ((int *)argument)[part]++;
+}
+
+static void test_pool(void **state) {
+    (void)state;
+    mz_pool *pool = mz_pool_create(5);
+    assert_non_null(pool);
+    int done[PARTS] = {0};
+    for (int run = 0; run < 300; run++)
+        mz_pool_run(pool, count_part, done, run % 3 ? run : PARTS);
+    for (int i = 0; i < PARTS; i++) {
+        int want = 0;
+        for (int run = 0; run < 300; run++)
+            want += i < (run % 3 ? run : PARTS);
+        assert_int_equal(done[i], want);
+    }
+    mz_pool_free(pool);
+    mz_pool_free(NULL);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_same_bits),
+                                       cmocka_unit_test(test_loops), cmocka_unit_test(test_pool)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
