@@ -6,8 +6,8 @@
 
 typedef struct mz_eplb mz_eplb;
 
-/* Can `groups` of consecutive experts be packed on the nodes (domains) of the environment: two or
- * more nodes of equal size, groups a multiple of their number and a divisor of E? */
+/* Can `groups` of consecutive experts be packed on the nodes (domains) of the environment: nodes of
+ * equal size, groups a multiple of their number and a divisor of E? */
 bool mz_eplb_hierarchy(const mz_policy_env *env, int32_t groups);
 
 /* room[r]: slots of rank r, at least E in all; they are numbered rank by rank. groups > 0 (where

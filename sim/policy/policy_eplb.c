@@ -5,8 +5,9 @@
  * until then keep the placement. lag=0 is "EPLB+": the exact current counts, every call.
  * Rule: every expert one slot, each further slot to the largest load per replica; slots packed on
  * ranks, heaviest first on the lightest rank with a free slot. Hierarchical: groups of experts are
- * packed on nodes first, then each node replicates and packs its own. There are no fixed mains; a
- * rank may hold an expert twice. Pairs are dealt evenly over the replicas of their expert.
+ * packed on nodes first, then each node replicates and packs its own (one node too: its experts are
+ * then ordered by the load of their groups, which decides among equal ones). There are no fixed
+ * mains; a rank may hold an expert twice. Pairs are dealt evenly over the replicas of their expert.
  * Moves: gradients of replicated experts are all-reduced over their hosts (ring), once per step
  * under the work of other layers. A new host costs `bytes` per parameter (weights 2, optimizer 16)
  * after the step that decided it, blocking; with optimizer=decoupled, where the optimizer state
@@ -58,7 +59,7 @@ static const mz_opt eplb_table[] = {
  */
 
 struct mz_eplb {
-    int32_t ranks, experts, groups, nodes; /* nodes 1: global */
+    int32_t ranks, experts, groups, nodes; /* both 1: global */
     int32_t *room, *first;                 /* [R], [R+1] slots of a rank, its first slot */
     int32_t *member;                       /* [R] ranks by node, R/nodes each */
     int32_t *order;                        /* [E] experts by node, E/nodes each */
@@ -72,9 +73,8 @@ struct mz_eplb {
 };
 
 bool mz_eplb_hierarchy(const mz_policy_env *env, int32_t groups) {
-    const int32_t nodes = env->domains;
-    if (nodes < 2 || !env->domain || groups < 1 || groups % nodes != 0 ||
-        env->experts % groups != 0 || env->ranks % nodes != 0)
+    const int32_t nodes = env->domains > 1 ? env->domains : 1;
+    if (groups < 1 || groups % nodes != 0 || env->experts % groups != 0 || env->ranks % nodes != 0)
         return false;
     return mz_largest_domain(env) == env->ranks / nodes; /* all are equal then */
 }
@@ -110,7 +110,7 @@ mz_code mz_eplb_create(mz_arena *arena, const mz_policy_env *env, int32_t groups
     p->ranks = env->ranks;
     p->experts = env->experts;
     p->groups = groups > 0 ? groups : 1;
-    p->nodes = groups > 0 ? env->domains : 1;
+    p->nodes = groups > 0 && env->domains > 1 ? env->domains : 1;
     if (!allocate(p, arena, slots))
         return mz_fail_nomem(err, "the planner of eplb");
     int32_t at = 0;
@@ -189,7 +189,7 @@ static mz_code plan_node(mz_eplb *p, const int64_t *total, int32_t node, int32_t
 mz_code mz_eplb_solve(mz_eplb *p, const int64_t *total, int32_t *slot, mz_err *err) {
     for (int32_t e = 0; e < p->experts; e++)
         p->order[e] = e;
-    mz_code code = p->nodes > 1 ? pack_groups(p, total, err) : MZ_OK;
+    mz_code code = p->groups > 1 ? pack_groups(p, total, err) : MZ_OK;
     for (int32_t node = 0; code == MZ_OK && node < p->nodes; node++)
         code = plan_node(p, total, node, slot, err);
     return code;
@@ -238,8 +238,8 @@ static mz_code choose_mode(const mz_policy_env *env, const eplb_options *o, int3
     const bool possible = mz_eplb_hierarchy(env, (int32_t)wanted);
     if (o->mode == MODE_HIERARCHICAL && !possible)
         return mz_fail(err, MZ_EINPUT,
-                       "policy eplb: mode=hierarchical needs two or more nodes of equal size and a "
-                       "multiple of their number of expert groups; here are %d nodes for %d ranks, "
+                       "policy eplb: mode=hierarchical needs nodes of equal size and a multiple of "
+                       "their number of expert groups; here are %d nodes for %d ranks, "
                        "%lld groups; give mode=global or groups=N",
                        env->domains, env->ranks, (long long)wanted);
     if (possible && o->mode != MODE_GLOBAL)

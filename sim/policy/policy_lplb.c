@@ -3,10 +3,11 @@
  *
  * Source: LPLB, DeepSeek's repository. decide sees history, the mean of `window` steps that ended
  * `lag` steps ago, and runs every `interval` steps: experts are reordered by EPLB without
- * redundancy (reorder=no: they stay in blocks), then the d = slots - ceil(E/R) heaviest experts of
- * each rank get one replica each, the j-th on the rank that the partner graph names for column
- * j mod width. route sees the exact counts and runs at every call: rows of the busiest rank of each
- * group are made least over the shares that originals keep.
+ * redundancy (with as many expert groups as the graph has groups of ranks, as the source does;
+ * reorder=no: they stay in blocks), then the d = slots - ceil(E/R) heaviest experts of each rank
+ * get one replica each, the j-th on the rank that the partner graph names for column j mod width.
+ * route sees the exact counts and runs at every call: rows of the busiest rank of each group are
+ * made least over the shares that originals keep.
  * Graphs (rank g, in groups of consecutive ranks; "holds" names the rank whose j-th expert it
  * copies): ring, groups of 8 or all: g holds g+1; cube, groups of 8: the two columns of the source;
  * hypercube, groups of 16; torus, nodes x ranks of a node (one node: the most even two factors): g

@@ -13,7 +13,8 @@
  * for all ranks. Which of a source's pairs go where follows the source's stride (mz_stride).
  * Departures: the kernel's limits (512 experts, 72 ranks, 512 replicas per domain) are not
  * enforced; its four parallel probes run one after the other; tiles and SM counts of its transfers
- * belong to calibration. */
+ * belong to calibration. Where R does not divide E all ranks have slots - ceil(E/R) replica slots,
+ * those with a main less too. */
 #include "sim/policy/parts.h"
 
 enum { DIRECT_DOMAIN = 8 }; /* domains of at most this many ranks never relay */
