@@ -63,6 +63,11 @@ mz_code mz_catalog_list(const char *folder, mz_arena *arena, char ***names, int 
 
 static mz_code unknown(const char *name, const char *folder, const char *kind, mz_err *err) {
     mz_arena arena = {0};
+    struct stat info;
+    if (name[0] && stat(name, &info) == 0)
+        return mz_fail(err, MZ_EINPUT,
+                       "no shipped %s \"%s\"; for the %s of that name here write ./%s", kind, name,
+                       S_ISDIR(info.st_mode) ? "folder" : "file", name);
     char **names;
     int count;
     mz_code code = mz_catalog_list(folder, &arena, &names, &count, err);

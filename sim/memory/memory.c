@@ -78,10 +78,13 @@ mz_code mz_memory_take(mz_memory *memory, mz_memcat category, int64_t bytes, int
                        const char *label, int32_t layer, mz_block *block, mz_err *err) {
     if (bytes == 0)
         return MZ_OK;
-    if (bytes < 0 || bytes > INT64_MAX / 2 - memory->total || (block && block->bytes))
+    if (bytes < 0 || bytes > INT64_MAX / 2 - memory->total || (block && block->bytes)) {
+        char name[128];
         return mz_fail(err, MZ_EINTERNAL, "%s: %lld bytes cannot be allocated on top of %lld%s",
-                       label, (long long)bytes, (long long)memory->total,
+                       mz_memory_label(label, layer, name, sizeof name), (long long)bytes,
+                       (long long)memory->total,
                        block && block->bytes ? ": it is there already" : "");
+    }
     mz_block taken = {.bytes = bytes, .category = category, .number = -1};
     if (passes_allocator(memory, category)) {
         const mz_code code = mz_caching_take(&memory->caching, bytes,

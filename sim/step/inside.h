@@ -494,6 +494,10 @@ mz_code step_timeline_init(mz_step *s, mz_err *err);
 int64_t step_saved_of_call(const mz_step *s, const step_call *call, const step_rank_work *work);
 /* Pairs of (query, key) in the attention scores of a rank's micro-batch. */
 int64_t step_score_pairs(const mz_step *s, int32_t micro_batch, int32_t rank);
+/* More than all activations of one rank's micro-batch, `row` counted over micro-batches and ranks,
+ * take; more than all buffers of so many pairs in every layer take. */
+double step_most_token_bytes(const mz_step *s, int64_t row);
+double step_most_pair_bytes(const mz_step *s, int64_t pairs);
 /* Kept for a rank's tokens from a layer's forward to its backward without recomputation, pairs and
  * attention scores apart; kept through the whole step. */
 int64_t step_layer_tokens(const mz_step *s, int32_t layer, int64_t tokens);

@@ -296,6 +296,18 @@ static void note_sequences(mz_step *s, const mz_step_head *head, int64_t rows) {
     }
 }
 
+/* Sums of bytes are 63-bit numbers; what the model itself takes is below half of that (model.c). */
+static const double BYTES_MAX = 1e18;
+
+static mz_code check_countable(double bytes, const char *what, mz_err *err) {
+    if (bytes <= BYTES_MAX)
+        return MZ_OK;
+    return mz_fail(err, MZ_EINPUT,
+                   "%s of a micro-batch take %.3g bytes, more than can be counted (1e18): fewer "
+                   "tokens per rank or shorter sequences",
+                   what, bytes);
+}
+
 mz_code mz_step_begin(mz_step *s, const mz_step_head *head, mz_err *err) {
     if (head->layers != s->moe)
         return mz_fail(err, MZ_EINPUT,
@@ -317,6 +329,11 @@ mz_code mz_step_begin(mz_step *s, const mz_step_head *head, mz_err *err) {
         return mz_fail_nomem(err, "the calls of a step");
     memcpy(s->tokens, head->tokens, sizeof *s->tokens * (size_t)rows);
     note_sequences(s, head, rows);
+    for (int64_t i = 0; i < rows; i++) {
+        const mz_code code = check_countable(step_most_token_bytes(s, i), "activations", err);
+        if (code != MZ_OK)
+            return code;
+    }
     for (int64_t i = 0; i < calls; i++)
         s->call[i].present = false;
     s->number = head->step;
@@ -335,7 +352,7 @@ static mz_code check_call(const mz_step *s, int32_t group, int32_t micro_batch, 
     if (load->sources != s->ep || load->experts != s->model->experts)
         return mz_fail(err, MZ_EINTERNAL, "a load of %d sources and %d experts for %d ranks and %d",
                        load->sources, load->experts, s->ep, s->model->experts);
-    return MZ_OK;
+    return check_countable(step_most_pair_bytes(s, load->pairs), "routed rows", err);
 }
 
 static void start_saving(mz_step *s, int32_t micro_batch) {

@@ -162,15 +162,32 @@ int64_t step_layer_tokens(const mz_step *s, int32_t layer, int64_t tokens) {
 
 /* Causal scores of a sequence of n tokens take n * n * heads * (head_dim + v_head_dim) FLOPs in a
  * layer without a window, and have n * n pairs in memory, masked or not. */
-int64_t step_score_pairs(const mz_step *s, int32_t micro_batch, int32_t rank) {
+static double score_pairs(const mz_step *s, int64_t row) {
     const mz_model *m = s->model;
-    const int64_t row = (int64_t)micro_batch * s->ranks + rank;
     if (s->options.attention == MZ_ATTENTION_FLASH)
         return 0;
     if (m->is_sliding[s->full_layer])
-        return s->tokens[row] * s->sequence;
-    return (int64_t)(s->score_flops[2 * row] /
-                     ((double)m->heads * (double)(m->head_dim + m->v_head_dim)));
+        return (double)s->tokens[row] * (double)s->sequence;
+    return s->score_flops[2 * row] / ((double)m->heads * (double)(m->head_dim + m->v_head_dim));
+}
+
+int64_t step_score_pairs(const mz_step *s, int32_t micro_batch, int32_t rank) {
+    return (int64_t)score_pairs(s, (int64_t)micro_batch * s->ranks + rank);
+}
+
+double step_most_token_bytes(const mz_step *s, int64_t row) {
+    const step_sizes *z = &s->sizes;
+    const int64_t kept = z->input + z->attention + z->dense + z->router + z->shared;
+    const int64_t work = z->attention_work + z->dense_work + z->shared_work + z->logits * 2 +
+                         z->loss_work + 4 * z->input + ID_BYTES;
+    return (double)s->tokens[row] * ((double)s->layers * (double)kept + (double)work) +
+           score_pairs(s, row) *
+               ((double)s->layers * (double)z->scores + (double)(z->scores_work + z->scores_back));
+}
+
+double step_most_pair_bytes(const mz_step *s, int64_t pairs) {
+    const step_sizes *z = &s->sizes;
+    return (double)pairs * (double)(s->moe + 4) * (double)(2 * (z->row + z->gate_up) + z->act);
 }
 
 /* Ids of the whole step; logits that the training loop still holds. */

@@ -196,6 +196,11 @@ assert s["memory_bytes"] == r["memory_bytes"] and s["peak_memory_bytes"] == r["p
     fails 2 "exclude each other" "$mizan" memory "${small[@]}" --keep-logits --loss-tokens 64
     fails 2 "--steps belongs to --trace" "$mizan" memory "${small[@]}" --steps 2
     fails 2 "2^30 tokens" "$mizan" memory "${small[@]}" --micro-batch 1000000 --seq 100000
+    fails 2 "2^30 tokens" "$mizan" memory "${small[@]}" --micro-batch 1000000
+    for recompute in none selective full; do # 128 heads x 2^54 pairs of (query, key)
+        fails 2 "more than can be counted" "$mizan" memory --model deepseek-v3 --cluster h200:8 --attention eager \
+            --seq 16777216 --micro-batch 64 --recompute $recompute
+    done
     fails 2 "experts per layer" "$mizan" memory --model mixtral-8x7b --cluster a100-80gb:8 --trace "$trace"
     fails 2 "nosuch" "$mizan" memory "${small[@]}" --policy nosuch
     fails 2 "missing.h5" "$mizan" memory "${small[@]}" --trace missing.h5

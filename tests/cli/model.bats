@@ -232,6 +232,9 @@ PY
     fails 2 "did you mean mixtral-8x7b?" "$mizan" model mixtral-8x77b
     fails 2 "qwen3-30b-a3b" "$mizan" model zebra
     fails 2 "no-such.json" "$mizan" model no-such.json
+    mkdir Mixtral-local
+    fails 2 "the folder of that name here write ./Mixtral-local" "$mizan" model Mixtral-local
+    rmdir Mixtral-local
     fails 2 "leave out" "$mizan" model --list mixtral-8x7b
     fails 2 "" "$mizan" model a b
     fails 2 "did you mean --tensors?" "$mizan" model mixtral-8x7b --tensor
