@@ -66,7 +66,9 @@ int64_t step_rank_budget(const mz_step *s, int32_t group, int32_t micro_batch, i
     const int64_t pair = back_bytes_per_pair(s, s->traits.resend);
     if (s->options.budget_memory_bytes >= 0)
         return (int64_t)(s->options.budget_memory_bytes / (double)pair);
-    int64_t left = step_capacity(s) - held_at_backward(s, micro_batch, global, s->moe_layer[layer]);
+    int64_t left = step_capacity(s) -
+                   held_at_backward(s, micro_batch, global, s->moe_layer[layer]) -
+                   load->source[rank] * step_selection_per_pair(s);
     if (!s->traits.resend) {
         const step_sizes *z = &s->sizes;
         const bool full = s->options.recompute == MZ_RECOMPUTE_FULL;

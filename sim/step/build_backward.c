@@ -19,7 +19,7 @@ static void select_stage(mz_step *s, const step_at *at) {
     }
     for (int32_t r = 0; r < s->ep; r++)
         step_emit_other(s, at->first + r, PHASE_SCORE, at->layer,
-                        step_select_time(s, at->work[r].packed), 2);
+                        step_select_time(s, at->work[r].pairs), 2);
     /* Totals are known since forward: the host does not wait for these counts, dispatch does. */
     step_build_counts(s, at, 4 * ((experts + s->ep - 1) / s->ep));
     if (s->ep > 1)

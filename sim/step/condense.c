@@ -454,6 +454,8 @@ mz_code step_condense(mz_step *s, const mz_load *load, const mz_pairs *pairs, co
     for (int32_t e = 0; e < plan->experts && !s->traits.free_replicas; e++)
         for (int32_t i = plan->begin[e] + 1; i < plan->begin[e + 1]; i++)
             at->work[plan->rank[i]].hosted++;
+    for (int32_t r = 0; r < s->ep; r++)
+        at->work[r].pairs = load->source[r];
     for (int32_t r = 0; !s->options.memory_only && r < s->ep; r++)
         time_rank(s, plan, at->call, r, &at->work[r]);
     return MZ_OK;

@@ -61,6 +61,7 @@ typedef struct step_lanes {
 /* One rank's part of one layer call. Rows are pairs, or tokens per destination where dispatch sends
  * a token once; padded rows included when the policy pads to capacity. */
 typedef struct step_rank_work {
+    int64_t pairs;           /* of this source's tokens */
     int64_t rows, back_rows; /* pairs computed here */
     int64_t again_rows;      /* of back_rows: gate and up are computed again from a re-sent x */
     int64_t packed, back_packed, again_packed; /* rows this source sends, to itself included */
@@ -503,6 +504,8 @@ double step_most_pair_bytes(const mz_step *s, int64_t pairs);
 int64_t step_layer_tokens(const mz_step *s, int32_t layer, int64_t tokens);
 int64_t step_held_all_step(const mz_step *s, int32_t micro_batch, int32_t rank);
 int64_t step_saved_per_pair(const mz_step *s);
+/* Per pair of a source where a quota binds: from forward on, and in the layer's backward. */
+int64_t step_selection_per_pair(const mz_step *s);
 /* ZeRO 2, 3: a layer's full gradient before it is scattered. ZeRO 3: its full weights. */
 int64_t step_unscattered(const mz_step *s, int32_t layer);
 int64_t step_gathered(const mz_step *s, int32_t layer);

@@ -3,7 +3,9 @@
  * Token buffers are all that grows with pairs: send buffers, received rows, gate/up, activations,
  * expert outputs, and their gradients. Per pair of H and I (balancing-systems section 2): forward
  * x 2H, gate and up 4I, activation 2I, output 2H; backward dY 2H, d(activation) 2I, d(gate, up) 4I,
- * dX 2H, and where x is re-sent x 2H, gate and up 4I, activation 2I once more.
+ * dX 2H, and where x is re-sent x 2H, gate and up 4I, activation 2I once more. Where a quota binds,
+ * a source keeps 4 B per pair for ||h||^2 if its score has that, and in backward its score and a
+ * place in the list of kept pairs.
  *
  * Gradients are reduced where they lie with ZeRO 0 and 1 (their buffers are the buckets); with 2
  * and 3 a layer's full gradient is the bucket that is scattered. */
@@ -32,6 +34,8 @@ typedef enum buffer {
     BUFFER_ACT,
     BUFFER_OUTPUTS,
     BUFFER_COMBINED,
+    BUFFER_NORMS,
+    BUFFER_SELECTION,
     BUFFER_BACK_SEND,
     BUFFER_ROWS_AGAIN,
     BUFFER_BACK_ROWS,
@@ -75,6 +79,8 @@ static const struct {
     [BUFFER_ACT] = {MZ_MEM_TOKEN_BUFFERS, "layer %d expert activations"},
     [BUFFER_OUTPUTS] = {MZ_MEM_TOKEN_BUFFERS, "layer %d expert outputs"},
     [BUFFER_COMBINED] = {MZ_MEM_TOKEN_BUFFERS, "layer %d combined rows"},
+    [BUFFER_NORMS] = {MZ_MEM_TOKEN_BUFFERS, "layer %d norms of pairs"},
+    [BUFFER_SELECTION] = {MZ_MEM_TOKEN_BUFFERS, "layer %d scores and kept pairs"},
     [BUFFER_BACK_SEND] = {MZ_MEM_TOKEN_BUFFERS, "layer %d backward send buffer"},
     [BUFFER_ROWS_AGAIN] = {MZ_MEM_TOKEN_BUFFERS, "layer %d rows received again"},
     [BUFFER_BACK_ROWS] = {MZ_MEM_TOKEN_BUFFERS, "layer %d received gradient rows"},
@@ -95,8 +101,9 @@ static const struct {
     [BUFFER_UPDATE] = {MZ_MEM_TEMPORARIES, "temporaries of the optimizer's update"},
 };
 
-/* Ids and targets are 64-bit. */
-enum { ID_BYTES = 16 };
+/* Ids and targets are 64-bit. A pair's score is fp32, its number in the list of kept pairs 64-bit;
+ * the list is made for all pairs (kernels/kernels.h). */
+enum { ID_BYTES = 16, SELECTION_BYTES = 4 + 8 };
 
 typedef struct rank_timeline {
     const mz_step *s;
@@ -207,9 +214,17 @@ int64_t step_saved_per_pair(const mz_step *s) {
     return z->row + z->gate_up + (selective(s) ? 0 : z->act);
 }
 
+int64_t step_selection_per_pair(const mz_step *s) {
+    return s->traits.score_combine_bytes + SELECTION_BYTES;
+}
+
+static int64_t norms_of_call(const mz_step *s, const step_call *call, const step_rank_work *work) {
+    return call->lossy ? work->pairs * s->traits.score_combine_bytes : 0;
+}
+
 int64_t step_saved_of_call(const mz_step *s, const step_call *call, const step_rank_work *work) {
     const step_sizes *z = &s->sizes;
-    int64_t bytes = work->hosted * z->replica_weights;
+    int64_t bytes = work->hosted * z->replica_weights + norms_of_call(s, call, work);
     if (!resent(s, call))
         bytes += work->rows * step_saved_per_pair(s);
     if (s->traits.router_gradient_kept && !recomputed(s))
@@ -267,6 +282,8 @@ static void pairs_backward(rank_timeline *t, layer_call in) {
     const step_sizes *z = &s->sizes;
     const step_rank_work *w = in.work;
     const int32_t l = in.layer;
+    if (in.call->lossy)
+        take(t, BUFFER_SELECTION, l, w->pairs * SELECTION_BYTES);
     take(t, BUFFER_BACK_SEND, l, (w->back_packed + w->again_packed) * z->row);
     take(t, BUFFER_ROWS_AGAIN, l, w->again_rows * z->row);
     take(t, BUFFER_BACK_ROWS, l, w->back_rows * z->row);
@@ -285,6 +302,8 @@ static void pairs_backward(rank_timeline *t, layer_call in) {
     take(t, BUFFER_COMBINED_BACK, l, w->back_packed * z->row);
     give(t, BUFFER_INPUT_BACK, l);
     give(t, BUFFER_COMBINED_BACK, l);
+    give(t, BUFFER_SELECTION, l);
+    give(t, BUFFER_NORMS, l);
     give(t, BUFFER_COMBINED, l);
 }
 
@@ -346,8 +365,10 @@ static void layer_forward(rank_timeline *t, layer_call in) {
     }
     take(t, BUFFER_INPUT, l, s->sizes.input * t->tokens);
     token_forward(t, in);
-    if (in.call)
+    if (in.call) {
         pairs_forward(t, in, !recomputed(s));
+        take(t, BUFFER_NORMS, l, norms_of_call(s, in.call, in.work));
+    }
     if (recomputed(s)) {
         give(t, BUFFER_ATTENTION, l);
         give(t, BUFFER_SCORES, l);

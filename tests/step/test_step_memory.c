@@ -103,16 +103,19 @@ static void test_wide_dense_layer(void **state) {
 }
 
 /* Kept half: the workspace of backward halves; with re-sent x the saved rows go and those of the
- * kept pairs come back, twice the rows on the sender. */
+ * kept pairs come back, twice the rows on the sender. Norms of all pairs, 4 B, stay from forward
+ * on; in backward every pair has a score, 4 B, and a place in the list of kept ones, 8 B. */
 static void test_quota(void **state) {
     const int32_t expert[] = {0, 1, 2, 3}, rank[] = {0, 0, 0, 0};
     const int64_t half[] = {8, 8, 8, 8};
     tiny t;
     make(&t, 1, "m");
+    t.traits.score_combine_bytes = 4;
     tiny_plan(&t, 4, expert, rank, even, half);
     const int64_t base = IDS + resident(DENSE_WEIGHTS + EXPERT_WEIGHTS);
-    const int64_t loss = TOKENS + T * (2 * 128 + 4 * 128 + 4 * 64);
-    const int64_t work = (2 * ROW + ACT + GATE_UP) / 2;
+    const int64_t norms = 4 * PAIRS, selection = 12 * PAIRS;
+    const int64_t loss = TOKENS + norms + T * (2 * 128 + 4 * 128 + 4 * 64);
+    const int64_t work = norms + selection + (2 * ROW + ACT + GATE_UP) / 2;
     const int64_t saved = TOKENS + SAVED + HIDDEN + work;
     const int64_t first = loss + SAVED > saved ? loss + SAVED : saved;
     assert_int_equal(tiny_run(&t, 1).peak_bytes, base + first);
@@ -259,6 +262,7 @@ static void budget_machine(tiny *t, const budget_case *c) {
     t->options.allocator = c->allocator;
     t->traits.resend = c->resend;
     t->traits.lossy = true;
+    t->traits.score_combine_bytes = 4;
     for (int i = 0; i < c->ep * TINY_EXPERTS; i++)
         count[i] = 1000 / c->ep;
     tiny_load(t, count);
