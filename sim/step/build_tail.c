@@ -1,27 +1,45 @@
 /* After the last micro-batch: gradient reduction (ZeRO 0: all-reduce, 1: reduce-scatter; 2 and 3
- * did it layer by layer in backward), gradient norm, optimizer (its bytes, and its matrix products
- * at the rate of large ones), parameter gather (ZeRO 1, 2), and the transfers that a policy makes
- * once per step. A ring collective over n ranks sends (n-1)/n of the buffer to the neighbour in n-1
- * rounds, an all-reduce twice that (Patarasuk and Yuan, 2009). */
+ * did it layer by layer in backward), gradient norm, what the update needs of matrices that are cut
+ * between ranks, optimizer (its bytes, and its matrix products at the rate of large ones),
+ * parameter gather (ZeRO 1, 2), and the transfers that a policy makes once per step. A ring
+ * collective over n ranks sends (n-1)/n of the buffer to the neighbour in n-1 rounds, an all-reduce
+ * twice that (Patarasuk and Yuan, 2009). */
 #include "sim/step/inside.h"
 
 #include <math.h>
 
+static void among_all(mz_step *s, double sent, double rounds, step_phase phase) {
+    const step_join join = {STREAM_MOVE, phase, s->layers, true, NULL, NULL};
+    if (step_ring(s, 0, 1, s->ranks, sent, rounds, join) > 0)
+        step_need_each(s, 0, s->ranks, s->joined);
+}
+
+static void among_copies(mz_step *s, double sent, double rounds, step_phase phase) {
+    const step_join join = {STREAM_MOVE, phase, s->layers, true, NULL, NULL};
+    for (int32_t r = 0; r < s->ep; r++)
+        if (step_ring(s, r, s->ep, s->groups, sent, rounds, join) > 0)
+            for (int32_t g = 0; g < s->groups; g++)
+                step_need(s, r + g * s->ep, s->joined[r + g * s->ep]);
+}
+
 static void ring_all(mz_step *s, double bytes, double passes, step_phase phase) {
     const double n = s->ranks;
-    const step_join join = {STREAM_MOVE, phase, s->layers, true, NULL, NULL};
-    if (step_ring(s, 0, 1, s->ranks, passes * bytes * (n - 1) / n, passes * (n - 1), join) > 0)
-        step_need_each(s, 0, s->ranks, s->joined);
+    among_all(s, passes * bytes * (n - 1) / n, passes * (n - 1), phase);
 }
 
 static void ring_copies(mz_step *s, double bytes, double passes, step_phase phase) {
     const double n = s->groups;
-    const step_join join = {STREAM_MOVE, phase, s->layers, true, NULL, NULL};
-    for (int32_t r = 0; r < s->ep; r++)
-        if (step_ring(s, r, s->ep, s->groups, passes * bytes * (n - 1) / n, passes * (n - 1),
-                      join) > 0)
-            for (int32_t g = 0; g < s->groups; g++)
-                step_need(s, r + g * s->ep, s->joined[r + g * s->ep]);
+    among_copies(s, passes * bytes * (n - 1) / n, passes * (n - 1), phase);
+}
+
+/* Rest of the matrices of which a rank updates a piece, sums of their rows: every rank receives as
+ * many bytes as the fullest, in the rounds of a tree. */
+static void exchange_cut_matrices(mz_step *s) {
+    const step_sizes *z = &s->sizes;
+    if (!s->options.effects.other_work)
+        return;
+    among_all(s, z->exchange_all, ceil(log2((double)s->ranks)), PHASE_OPTIMIZER);
+    among_copies(s, z->exchange_copies, ceil(log2((double)s->groups)), PHASE_OPTIMIZER);
 }
 
 /* Norm of the gradients: one pass, a scalar all-reduce (a tree: 2 log2 n rounds), and the host
@@ -51,6 +69,7 @@ void step_build_tail(mz_step *s) {
         ring_copies(s, (double)z->expert_weights, passes, PHASE_GRADIENT_REDUCE);
     }
     gradient_norm(s);
+    exchange_cut_matrices(s);
     const mz_device *d = &s->cluster->device;
     const double update = mz_cost_memory(d, z->update_bytes) +
                           z->update_flops / (d->bf16_flops * d->gemm_efficiency * d->speed);

@@ -121,7 +121,7 @@ typedef struct step_launches {
 /* What one rank holds of one tensor row between steps, and what its update needs. */
 typedef struct step_tensor {
     int64_t weights, gradients, optimizer, temporaries;
-    double update_bytes, update_flops;
+    double update_bytes, update_flops, update_exchange;
 } step_tensor;
 
 /* Bytes on one rank; formulas in sizes.c. */
@@ -154,7 +154,9 @@ typedef struct step_sizes {
     int64_t dense_weights, expert_weights; /* sums of these */
     double update_bytes;                   /* of the optimizer through the rank's memory */
     double update_flops;                   /* of its matrix products (Muon, GaLore) */
-    int64_t shard_gradients;               /* read once more for the gradient norm */
+    /* that the update receives of matrices cut between all ranks, and between copies of experts */
+    double exchange_all, exchange_copies;
+    int64_t shard_gradients; /* read once more for the gradient norm */
 } step_sizes;
 
 /* Rows of one kind of traffic while a call is condensed, by local source. */

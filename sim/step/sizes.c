@@ -28,8 +28,12 @@ static int64_t update_parts(const mz_step *s, const mz_tensor *t) {
 }
 
 /* A policy with a sharded optimizer cuts every expert's state over the whole group. */
+static bool cut_over_group(const mz_step *s, const mz_tensor *t) {
+    return expert_of(t) && (s->traits.sharded_optimizer || s->traits.sharded_weights);
+}
+
 static void size_update(const mz_step *s, const mz_tensor *t, step_tensor *size) {
-    const bool cut = expert_of(t) && (s->traits.sharded_optimizer || s->traits.sharded_weights);
+    const bool cut = cut_over_group(s, t);
     const int64_t copies = cut ? 1 : rank_part(s, t, t->count);
     const int64_t parts = update_parts(s, t) * (cut ? s->ep : 1), times = cut ? t->count : 1;
     const mz_update u =
@@ -37,6 +41,7 @@ static void size_update(const mz_step *s, const mz_tensor *t, step_tensor *size)
     size->optimizer = times * u.state_bytes;
     size->update_bytes = (double)times * u.traffic_bytes;
     size->update_flops = (double)times * u.flops;
+    size->update_exchange = (double)times * u.exchange_bytes;
     size->temporaries = u.temporary_bytes;
 }
 
@@ -69,6 +74,8 @@ static void add_tensors(mz_step *s) {
         z->optimizer += size.optimizer;
         z->update_bytes += size.update_bytes;
         z->update_flops += size.update_flops;
+        *(expert_of(t) && !cut_over_group(s, t) ? &z->exchange_copies : &z->exchange_all) +=
+            size.update_exchange;
         if (size.temporaries > z->temporaries)
             z->temporaries = size.temporaries;
     }
@@ -137,6 +144,7 @@ static void replica_optimizer(mz_step *s, int64_t extra) {
         z->optimizer += u.state_bytes;
         z->update_bytes += u.traffic_bytes;
         z->update_flops += u.flops;
+        z->exchange_copies += u.exchange_bytes;
     }
 }
 

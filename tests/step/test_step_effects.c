@@ -139,6 +139,36 @@ static void test_other_work(void **state) {
     tiny_free(&t);
 }
 
+/* Muon under ZeRO 1, 8 ranks in 2 groups: of every dense matrix (embedding, attention, head: 32768
+ * values) a rank holds an eighth and needs the rest in bf16, of its expert's 6144 values a half;
+ * trees of 3 rounds and of 1, 1 us each. */
+static void test_cut_matrices(void **state) {
+    tiny t;
+    make(&t, 8, "m");
+    const mz_optimizer *const usual = t.options.optimizer;
+    mz_optimizer muon;
+    mz_err err;
+    assert_ok(mz_optimizer_parse("muon", &muon, &err), &err);
+    t.options.ep = 4;
+    tiny_load(&t, even);
+    tiny_static_plan(&t);
+    t.options.effects.other_work = true;
+    double update[2] = {0}, phase[2];
+    for (int i = 0; i < 2; i++) {
+        const mz_optimizer *o = t.options.optimizer = i ? &muon : usual;
+        for (int64_t k = 0; k < t.model.tensors; k++) {
+            const bool expert = t.tensor[k].tier == MZ_TIER_EXPERT;
+            const mz_update u =
+                mz_optimizer_update(o, &t.tensor[k], 1, expert ? 2 : 8, MZ_TEMPORARIES_FUSED);
+            update[i] += u.traffic_bytes / memory + u.flops / 1e12;
+        }
+        phase[i] = tiny_run(&t, 1).phase_s[tiny_phase("optimizer")];
+    }
+    const double exchange = (2 * 7.0 / 8 * 32768 + 6144) / 1e10 + 4e-6;
+    assert_close(phase[1] - phase[0], update[1] - update[0] + exchange);
+    tiny_free(&t);
+}
+
 /* Full recomputation repeats dispatch and combine of every MoE layer, unless told not to. */
 static void test_recompute_exchange(void **state) {
     tiny t;
@@ -239,11 +269,17 @@ static void test_selective(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_planner),    cmocka_unit_test(test_planner_interval),
-        cmocka_unit_test(test_tiles),      cmocka_unit_test(test_noise),
-        cmocka_unit_test(test_other_work), cmocka_unit_test(test_recompute_exchange),
-        cmocka_unit_test(test_fifo),       cmocka_unit_test(test_chain_without_order),
-        cmocka_unit_test(test_launches),   cmocka_unit_test(test_selective),
+        cmocka_unit_test(test_planner),
+        cmocka_unit_test(test_planner_interval),
+        cmocka_unit_test(test_tiles),
+        cmocka_unit_test(test_noise),
+        cmocka_unit_test(test_other_work),
+        cmocka_unit_test(test_cut_matrices),
+        cmocka_unit_test(test_recompute_exchange),
+        cmocka_unit_test(test_fifo),
+        cmocka_unit_test(test_chain_without_order),
+        cmocka_unit_test(test_launches),
+        cmocka_unit_test(test_selective),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
