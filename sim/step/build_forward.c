@@ -212,13 +212,12 @@ static void next_gather(mz_step *s, int32_t layer) {
 
 static void start_micro_batch(mz_step *s, int32_t micro_batch) {
     const int64_t *tokens = s->tokens + (int64_t)micro_batch * s->ranks;
-    const double *flops = s->score_flops + (int64_t)micro_batch * s->ranks * 2;
     for (int32_t r = 0; r < s->ranks; r++) {
         if (r > 0 && tokens[r] == tokens[r - 1])
             s->times[r] = s->times[r - 1];
         else
             step_token_times_of(s, tokens[r], &s->times[r]);
-        step_score_times_of(s, flops + 2 * r, &s->times[r]);
+        step_score_times_of(s, micro_batch, r, &s->times[r]);
     }
 }
 
@@ -249,6 +248,8 @@ void step_build_forward(mz_step *s, int32_t micro_batch) {
         }
         moe++;
     }
+    const int64_t *tokens = s->tokens + (int64_t)micro_batch * s->ranks;
     for (int32_t r = 0; r < s->ranks; r++)
-        step_emit_other(s, r, PHASE_LOSS, s->layers, s->times[r].loss, 8);
+        step_emit_other(s, r, PHASE_LOSS, s->layers, s->times[r].loss,
+                        step_loss_launches(s, tokens[r]));
 }

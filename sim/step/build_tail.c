@@ -70,9 +70,8 @@ void step_build_tail(mz_step *s) {
     }
     gradient_norm(s);
     exchange_cut_matrices(s);
-    const mz_device *d = &s->cluster->device;
-    const double update = mz_cost_memory(d, z->update_bytes) +
-                          z->update_flops / (d->bf16_flops * d->gemm_efficiency * d->speed);
+    const double update = mz_cost_memory(&s->cluster->device, z->update_bytes) +
+                          z->update_flops / step_product_rate(s);
     for (int32_t r = 0; r < s->ranks; r++)
         step_emit_other(s, r, PHASE_OPTIMIZER, s->layers, update, 4);
     if (s->options.zero == 1 || s->options.zero == 2) {

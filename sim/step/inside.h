@@ -342,13 +342,18 @@ step_at step_at_of(const mz_step *s, int32_t micro_batch, int32_t moe, int32_t g
  */
 
 step_widths step_widths_of(const mz_model *model);
-step_launches step_count_launches(const mz_model *model);
+step_launches step_count_launches(const mz_step *s);
 void step_token_times_of(const mz_step *s, int64_t tokens, step_token_times *times);
 /* FLOPs of attention's scores, forward, of `tokens` tokens of which sequences of lengths
  * length[0 .. count-1] are known; the rest lies in sequences of the usual length. */
 double step_score_flops(const mz_step *s, int32_t layer, int64_t tokens, const int64_t *length,
                         int64_t count);
-void step_score_times_of(const mz_step *s, const double flops[2], step_token_times *times);
+void step_score_times_of(const mz_step *s, int32_t micro_batch, int32_t rank,
+                         step_token_times *times);
+int64_t step_loss_piece(const mz_step *s,
+                        int64_t tokens); /* tokens whose logits are made at once */
+int step_loss_launches(const mz_step *s, int64_t tokens);
+double step_product_rate(const mz_step *s); /* FLOP/s of large products */
 double step_expert_forward(const mz_step *s, const int64_t *rows, int32_t groups, int64_t total);
 double step_expert_backward(const mz_step *s, const int64_t *rows, int32_t groups, int64_t total);
 double step_expert_again(const mz_step *s, const int64_t *rows, int32_t groups, int64_t total);

@@ -43,13 +43,16 @@ static int projections(const mz_model *m, int64_t n[5], int64_t k[5]) {
 }
 
 /* Launches: forward norm, projections, rotary embedding, attention, residual with the next norm;
- * backward the same with two products per projection. Router: product, softmax and top-k,
- * histogram, sort. Feed-forward: up/gate, activation, down, residual. */
-step_launches step_count_launches(const mz_model *model) {
+ * backward the same with two products per projection. Eager attention is product, softmax, product,
+ * backward four products and one kernel. Router: product, softmax and top-k, histogram, sort.
+ * Feed-forward: up/gate, activation, down, residual. Loss: norm, product, cross entropy, backward;
+ * but for the norms as many more for every further piece. */
+step_launches step_count_launches(const mz_step *s) {
     int64_t n[5], k[5];
-    const int p = projections(model, n, k);
-    return (step_launches){.attention = 4 + p,
-                           .attention_back = 4 + 2 * p,
+    const int p = projections(s->model, n, k);
+    const bool eager = s->options.attention == MZ_ATTENTION_EAGER;
+    return (step_launches){.attention = 4 + p + (eager ? 2 : 0),
+                           .attention_back = 4 + 2 * p + (eager ? 4 : 0),
                            .router = 4,
                            .router_back = 3,
                            .ffn = 4,
@@ -95,8 +98,37 @@ static double score_time(const mz_step *s, double flops, bool backward) {
                              backward);
 }
 
+double step_product_rate(const mz_step *s) {
+    const mz_device *d = &s->cluster->device;
+    return d->bf16_flops * d->gemm_efficiency * d->speed;
+}
+
+/* Eager attention takes the whole square of scores, masked or not, in every layer: two products in
+ * forward, four in backward, at the rate of large ones. Through memory go, 2 B per head and pair of
+ * (query, key): the scores out and in, probabilities out and in; in backward the probabilities'
+ * gradients out, both in and the scores' gradients out, these in twice and probabilities once.
+ * Selective recomputation makes scores and probabilities again: out, in, out. */
+static void eager_times(const mz_step *s, double pairs, step_token_times *t) {
+    enum { FORWARD = 8, BACKWARD = 14, AGAIN = 6 };
+    const mz_model *m = s->model;
+    const double cells = pairs * m->heads, rate = step_product_rate(s);
+    const double one = 2 * cells * (double)m->head_dim / rate;
+    const double both = one + 2 * cells * (double)m->v_head_dim / rate;
+    t->scores = both + bytes(s, FORWARD * cells);
+    t->scores_back = 2 * both + bytes(s, BACKWARD * cells);
+    if (s->options.recompute == MZ_RECOMPUTE_SELECTIVE)
+        t->scores_back += one + bytes(s, AGAIN * cells);
+    t->window_scores = t->scores;
+    t->window_scores_back = t->scores_back;
+}
+
 /* Layers with a window attend to less; the two kinds of a model are kept apart. */
-void step_score_times_of(const mz_step *s, const double flops[2], step_token_times *t) {
+void step_score_times_of(const mz_step *s, int32_t micro_batch, int32_t rank, step_token_times *t) {
+    const double *flops = s->score_flops + 2 * ((int64_t)micro_batch * s->ranks + rank);
+    if (s->options.attention == MZ_ATTENTION_EAGER) {
+        eager_times(s, (double)step_score_pairs(s, micro_batch, rank), t);
+        return;
+    }
     t->scores = score_time(s, flops[0], false);
     t->scores_back = score_time(s, flops[0], true);
     t->window_scores = score_time(s, flops[1], false);
@@ -148,10 +180,32 @@ static void router_times(const mz_step *s, int64_t tokens, step_token_times *t) 
 
 /* Head product, cross entropy over bf16 logits through an fp32 copy (2V in, 4V out, 4V in, 2V out),
  * both backward products, final norm. */
-static double loss_time(const mz_step *s, int64_t tokens) {
+static double loss_of_piece(const mz_step *s, int64_t tokens) {
     const mz_model *m = s->model;
     return gemm(s, tokens, m->vocab, m->hidden) + gemm_back(s, tokens, m->vocab, m->hidden) +
            bytes(s, (double)tokens * (12.0 * (double)m->vocab + 10.0 * (double)m->hidden));
+}
+
+int64_t step_loss_piece(const mz_step *s, int64_t tokens) {
+    const int64_t piece = s->options.loss_tokens;
+    return piece > 0 && piece < tokens ? piece : tokens;
+}
+
+int step_loss_launches(const mz_step *s, int64_t tokens) {
+    enum { LAUNCHES = 8, OF_NORM = 2 };
+    if (tokens <= 0)
+        return LAUNCHES;
+    const int64_t piece = step_loss_piece(s, tokens);
+    return LAUNCHES + (int)((tokens - 1) / piece) * (LAUNCHES - OF_NORM);
+}
+
+/* In pieces: the products of each, and the head's gradient read and written once more for every
+ * piece but the first. */
+static double loss_time(const mz_step *s, int64_t tokens) {
+    const int64_t piece = step_loss_piece(s, tokens), whole = tokens / piece, rest = tokens % piece;
+    const double head = 4.0 * (double)s->model->vocab * (double)s->model->hidden;
+    return (double)whole * loss_of_piece(s, piece) + loss_of_piece(s, rest) +
+           bytes(s, (double)((tokens - 1) / piece) * head);
 }
 
 void step_token_times_of(const mz_step *s, int64_t tokens, step_token_times *t) {

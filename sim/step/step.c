@@ -187,7 +187,7 @@ static void fill_constants(mz_step *s) {
     }
     find_layers(s);
     count_peers(s);
-    s->launches = step_count_launches(s->model);
+    s->launches = step_count_launches(s);
     s->width = step_widths_of(s->model);
 }
 

@@ -41,8 +41,8 @@ typedef enum mz_recompute {
     MZ_RECOMPUTE_SELECTIVE,
     MZ_RECOMPUTE_FULL
 } mz_recompute;
-/* Flash: scores never leave the chip. Eager: the framework's own operations, which keep them; in
- * the memory model alone, times are flash attention's. */
+/* Flash: scores never leave the chip. Eager: the framework's own operations, which write and keep
+ * them. */
 typedef enum mz_attention { MZ_ATTENTION_FLASH, MZ_ATTENTION_EAGER } mz_attention;
 
 /* The starred effects of DESIGN section 4; all on but noise by default. */

@@ -421,8 +421,7 @@ static void layer_backward(rank_timeline *t, layer_call in) {
 static void loss(rank_timeline *t) {
     const mz_step *s = t->s;
     const int32_t top = s->layers;
-    const int64_t piece = s->options.loss_tokens, tokens = t->tokens;
-    const int64_t at_once = piece > 0 && piece < tokens ? piece : tokens;
+    const int64_t tokens = t->tokens, at_once = step_loss_piece(s, tokens);
     take(t, BUFFER_NORM, top, 2 * s->sizes.input * tokens);
     take(t, BUFFER_LOGITS, top, s->sizes.logits * at_once);
     take_and_give(t, BUFFER_LOSS, top, s->sizes.loss_work * at_once);

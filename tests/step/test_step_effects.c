@@ -139,6 +139,50 @@ static void test_other_work(void **state) {
     tiny_free(&t);
 }
 
+/* One rank, as above. 2 sequences of 16: 2 * 256 pairs of (query, key) for each of 2 heads of 32.
+ * Products over all of them, two in forward and four in backward, where flash attention's are
+ * causal and count 1 and 2.5; 8 and 14 B through memory. Selective recomputation: one product, 6 B.
+ */
+static void test_eager_attention(void **state) {
+    const double cells = 2 * 256 * 2, product = 2 * cells * 32 / 1e12;
+    for (int selective = 0; selective < 2; selective++) {
+        tiny t;
+        make(&t, 1, "md");
+        t.options.effects.other_work = true;
+        t.options.recompute = selective ? MZ_RECOMPUTE_SELECTIVE : MZ_RECOMPUTE_NONE;
+        const mz_step_outcome flash = tiny_run(&t, 1);
+        t.options.attention = MZ_ATTENTION_EAGER;
+        const mz_step_outcome eager = tiny_run(&t, 1);
+        const double forward = product + 8 * cells / memory;
+        const double again = selective ? product + 6 * cells / memory : 0;
+        const double back = (4 - 2.5) * product + 14 * cells / memory + again;
+        const int attention = tiny_phase("attention"), other = tiny_phase("backward_other");
+        assert_close(eager.phase_s[attention] - flash.phase_s[attention], 2 * forward);
+        assert_close(eager.phase_s[other] - flash.phase_s[other], 2 * back);
+        assert_close(eager.time_s - flash.time_s, 2 * (forward + back));
+        tiny_free(&t);
+    }
+}
+
+/* 32 tokens, 10 at a time: three pieces more, each with the head's gradient (128 x 64) in and out
+ * and six launches. */
+static void test_loss_in_pieces(void **state) {
+    tiny t;
+    make(&t, 1, "m");
+    t.options.effects.other_work = true;
+    const double whole = tiny_run(&t, 1).time_s;
+    t.options.loss_tokens = 32;
+    assert_close(tiny_run(&t, 1).time_s, whole);
+    t.options.loss_tokens = 10;
+    assert_close(tiny_run(&t, 1).time_s - whole, 3 * 4 * 128 * 64 / memory);
+    t.cluster.device.launch_s = 1e-3; /* the host makes the step */
+    t.options.effects.launches = true;
+    const double pieces = tiny_run(&t, 1).time_s;
+    t.options.loss_tokens = 0;
+    assert_near(pieces - tiny_run(&t, 1).time_s, 3 * 6 * 1e-3, 1e-4);
+    tiny_free(&t);
+}
+
 /* Muon under ZeRO 1, 8 ranks in 2 groups: of every dense matrix (embedding, attention, head: 32768
  * values) a rank holds an eighth and needs the rest in bf16, of its expert's 6144 values a half;
  * trees of 3 rounds and of 1, 1 us each. */
@@ -275,6 +319,8 @@ int main(void) {
         cmocka_unit_test(test_noise),
         cmocka_unit_test(test_other_work),
         cmocka_unit_test(test_cut_matrices),
+        cmocka_unit_test(test_eager_attention),
+        cmocka_unit_test(test_loss_in_pieces),
         cmocka_unit_test(test_recompute_exchange),
         cmocka_unit_test(test_fifo),
         cmocka_unit_test(test_chain_without_order),
