@@ -131,6 +131,8 @@ static mz_code open_loads(place_job *job, mz_err *err) {
     if (code == MZ_OK)
         code = place_source_open(a->trace ? a->trace : a->counts,
                                  a->counts && !trace ? &job->counts : NULL, &job->source, err);
+    if (code == MZ_OK && a->counts && !trace && a->step_tokens)
+        code = mz_fail(err, MZ_EINPUT, "--step-tokens is for traces, %s holds counts", a->counts);
     if (code == MZ_OK)
         job->facts = place_source_facts(job->source);
     return code;
@@ -360,7 +362,8 @@ static mz_code write_file(const place_job *job, const mz_log *log, mz_err *err) 
         code = mz_fail(err, MZ_EINPUT, "%s: cannot write: %s", job->args.output, strerror(errno));
     else
         code = print_file(job, log, out, err);
-    if (out && fclose(out) != 0 && code == MZ_OK)
+    const bool failed = out && ferror(out);
+    if (out && (fclose(out) != 0 || failed) && code == MZ_OK)
         code =
             mz_fail(err, MZ_EINTERNAL, "%s: cannot write: %s", job->args.output, strerror(errno));
     if (code == MZ_OK)

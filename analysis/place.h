@@ -109,6 +109,7 @@ mz_code place_plan(const mz_policy *policy, void *state, const mz_policy_traits 
 
 /* ---- place_out.c, place_formats.c --------------------------------------------------------------
  */
+json_t *place_int_list(const int32_t *value, int64_t n);
 mz_code place_print_json(const place_result *result, FILE *out, mz_err *err);
 void place_print_table(const place_result *result, bool hosts, FILE *out);
 

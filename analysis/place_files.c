@@ -8,6 +8,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 enum { DIMS = 4, EXPERTS_MAX = 65536, LAYERS_MAX = 65536 };
 static const int64_t CELLS_MAX = (int64_t)1 << 31;
@@ -126,8 +127,10 @@ static mz_code fill(const char *path, const json_t *value, const shape *s, int d
                     const char *where, int64_t **out, mz_err *err) {
     size_t at;
     if (depth == s->dims - 1) {
+        if (!json_is_array(value))
+            return mz_fail(err, MZ_EINPUT, "%s: entry %s is no list, the first is", path, where);
         const char *fault = mz_json_counts(value, (size_t)s->extent[depth], *out, &at);
-        if (fault && json_is_array(value) && json_array_size(value) != (size_t)s->extent[depth])
+        if (fault && json_array_size(value) != (size_t)s->extent[depth])
             return mz_fail(err, MZ_EINPUT, "%s: list %s has %zu entries, the first has %lld", path,
                            where, json_array_size(value), (long long)s->extent[depth]);
         if (fault)
@@ -266,6 +269,8 @@ static mz_code read_table(mz_input *input, table *t, mz_err *err) {
             return code;
         if (strlen(line) != length)
             return bad_line(input, err, "a byte 0: this is no text");
+        if (mz_input_line_number(input) == 1 && strncmp(line, "\xef\xbb\xbf", 3) == 0)
+            line += 3; /* the mark of UTF-8 that spreadsheets write */
         if (*skip_blanks(line) == 0)
             continue;
         if (t->rows == 0 && !t->by_source && strncmp(line, "layer,source,", 13) == 0) {
@@ -348,6 +353,12 @@ static mz_code take_table(const char *path, const table *t, place_axes axes, int
 /* ---- which of them -----------------------------------------------------------------------------
  */
 
+/* All but CSV is opened again by its own reader, which a pipe does not allow. */
+static bool is_file(const char *path) {
+    struct stat info;
+    return stat(path, &info) == 0 && S_ISREG(info.st_mode);
+}
+
 mz_code place_read_file(const char *path, place_axes axes, int64_t ranks, mz_arena *arena,
                         place_counts *counts, bool *trace, mz_err *err) {
     mz_input *input = NULL;
@@ -373,9 +384,11 @@ mz_code place_read_file(const char *path, place_axes axes, int64_t ranks, mz_are
                        "%s: an archive, as PyTorch writes: make a trace of it with mizan trace "
                        "import",
                        path);
-    else if ((npy || json || hdf5) && strcmp(path, "-") == 0)
+    else if ((npy || json || hdf5) && !is_file(path))
         code =
-            mz_fail(err, MZ_EINPUT, "only CSV is read from standard input: give the file's name");
+            mz_fail(err, MZ_EINPUT,
+                    "%s: only CSV is read from a pipe or device: save it and give the file's name",
+                    mz_input_path(input));
     else if (!npy && !json && !hdf5) {
         table t = {0};
         code = read_table(input, &t, err);

@@ -145,13 +145,6 @@ static void tell(const place_result *p, place_format format, const slot_map *map
 /* ---- one function per program ------------------------------------------------------------------
  */
 
-static json_t *slots_json(const int32_t *expert, int64_t n) {
-    json_t *list = json_array();
-    for (int64_t i = 0; i < n; i++)
-        json_array_append_new(list, json_integer(expert[i]));
-    return list;
-}
-
 /* Layers that were not placed keep the experts in order. */
 static json_t *plain_row(const place_result *p, int64_t n) {
     json_t *list = json_array();
@@ -165,7 +158,8 @@ static json_t *sglang_json(const place_result *p, const slot_map *map) {
     json_t *rows = json_array();
     for (int32_t number = 0, l = 0; number < p->rows; number++) {
         const bool placed = l < p->layers && p->layer[l].number == number;
-        json_array_append_new(rows, placed ? slots_json(map->expert + l * n, n) : plain_row(p, n));
+        json_array_append_new(rows,
+                              placed ? place_int_list(map->expert + l * n, n) : plain_row(p, n));
         l += placed;
     }
     return json_pack("{s:o}", "physical_to_logical_map", rows);
@@ -189,12 +183,12 @@ static json_t *vllm_json(const place_result *p, const slot_map *map) {
         json_t *devices = json_array();
         for (int32_t r = 0; r < p->ranks; r++)
             json_array_append_new(
-                devices,
-                json_pack("{s:i, s:o}", "device_id", r, "device_expert",
-                          slots_json(map->expert + l * n + (int64_t)r * map->slots, map->slots)));
+                devices, json_pack("{s:i, s:o}", "device_id", r, "device_expert",
+                                   place_int_list(map->expert + l * n + (int64_t)r * map->slots,
+                                                  map->slots)));
         json_array_append_new(layers, json_pack("{s:i, s:i, s:o}", "layer_id", l, "device_count",
                                                 p->ranks, "device_list", devices));
-        json_array_append_new(rows, slots_json(map->expert + l * n, n));
+        json_array_append_new(rows, place_int_list(map->expert + l * n, n));
     }
     return json_pack("{s:i, s:o, s:o}", "moe_layer_count", p->layers, "layer_list", layers,
                      "physical_to_logical_map", rows);

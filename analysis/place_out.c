@@ -5,9 +5,9 @@
 
 #include <string.h>
 
-static json_t *int_list(const int32_t *value, int32_t n) {
+json_t *place_int_list(const int32_t *value, int64_t n) {
     json_t *list = json_array();
-    for (int32_t i = 0; i < n; i++)
+    for (int64_t i = 0; i < n; i++)
         json_array_append_new(list, json_integer(value[i]));
     return list;
 }
@@ -25,7 +25,7 @@ static json_t *experts_json(const place_layer *l, int32_t experts) {
         const int32_t first = l->begin[e], n = l->begin[e + 1] - first;
         json_array_append_new(list, json_pack("{s:i, s:I, s:i, s:o, s:o}", "id", e, "load",
                                               (json_int_t)l->load->total[e], "replicas", n, "hosts",
-                                              int_list(l->rank + first, n), "pairs",
+                                              place_int_list(l->rank + first, n), "pairs",
                                               long_list(l->pairs + first, n)));
     }
     return list;

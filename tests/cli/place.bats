@@ -164,6 +164,8 @@ PY
         place --policy eplb --counts $file --ranks 4 --json | grep -v measured | diff - csv.out
     done
     place --policy eplb --counts - --ranks 4 --json <eplb.csv | grep -v measured | diff - csv.out
+    printf '\xef\xbb\xbf' | cat - eplb.csv >mark.csv
+    place --policy eplb --counts mark.csv --ranks 4 --json | grep -v measured | diff - csv.out
 }
 
 @test "loads by source: by their columns, their header and --axes, in any order" {
@@ -320,6 +322,11 @@ PY
     only_files two.csv
     run place --policy eplb --counts two.csv --ranks 2 --json
     [ "$status" -eq 0 ]
+    (trap '' XFSZ && ulimit -f 1 && exec "$mizan" place -q --policy eplb --counts two.csv --ranks 2 --slots 3000 \
+        --format tensorrt-llm -o map.yaml 2>err) && false
+    grep -q 'map.yaml: cannot write: File too large' err
+    rm err
+    only_files two.csv
     "$mizan" place --policy eplb --counts two.csv --ranks 2 --json >/dev/full 2>err && false
     grep -q 'cannot write' err
 }
@@ -373,7 +380,7 @@ PY
     bad "entry [0][1] is not a count" '[[1,2.5]]'
     bad "entry [0][1] is not a count" '[[1,"2"]]'
     bad "list [1] has 3 entries, the first has 2" '[[1,2],[1,2,3]]'
-    bad "[1]" '[[1,2],3]'
+    bad "entry [1] is no list" '[[1,2],3]'
     bad "no layer, or no expert" '[]'
     bad "no layer, or no expert" '[[]]'
     bad "" '[[1,NaN]]'
@@ -385,6 +392,11 @@ PY
     bad "" '[[1,2]'
     "$python" -c 'print("[" * 100000)' >bad.json
     fails 2 "" place --policy eplb --counts bad.json --ranks 2
+    echo '[1,2]' | fails 2 "standard input: only CSV is read from a pipe" place --policy eplb --counts - --ranks 2
+    mkfifo pipe
+    echo '[1,2]' >pipe &
+    fails 2 "pipe: only CSV is read from a pipe" place --policy eplb --counts pipe --ranks 2
+    wait
 }
 
 @test "every kind of bad array is one line, exit 2" {
@@ -418,6 +430,7 @@ PY
 
 @test "options that cannot be met say what to do" {
     fails 2 "--counts or --trace is missing" place --policy eplb --ranks 2
+    fails 2 "--step-tokens is for traces, small.csv holds counts" place --policy eplb --counts small.csv --ranks 2 --step-tokens 9
     fails 2 "give one of them" place --policy eplb --ranks 2 --counts small.csv --trace "$example"
     fails 2 "--policy is missing" place --counts small.csv --ranks 2
     fails 2 "--ranks is missing" place --policy eplb --counts small.csv
