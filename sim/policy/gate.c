@@ -168,7 +168,8 @@ static mz_code check_pairs(const mz_gate *g, const mz_pairs *pairs, mz_err *err)
     if (!pairs)
         return mz_fail(err, MZ_EINPUT,
                        "gate=%s chooses among the recorded choices of each token, but this load "
-                       "has counts only; give a trace with pairs%s, or gate=recorded",
+                       "has counts only (mizan place shows no more); give mizan sim a trace with "
+                       "pairs%s, or gate=recorded",
                        name, g->topology ? " and gate weights" : "");
     if (!g->topology)
         return MZ_OK;

@@ -231,7 +231,8 @@ static mz_code check_traits(const plugin_state *s, const mz_policy_env *env, mz_
     if (wrong)
         return mz_fail(err, MZ_EINPUT, "plug-in %s: its traits: %s", s->path, wrong);
     int32_t slots;
-    mz_code code = t->slots < 1 ? mz_fail(err, MZ_EINPUT, "slots=%d", t->slots)
+    mz_code code = t->slots < 1 ? mz_fail(err, MZ_EINPUT, "slots=%d: give at least %d, its mains",
+                                          t->slots, mz_mains_per_rank(env->ranks, env->experts))
                                 : mz_slots(s->name, env, t->slots, &slots, err);
     return code == MZ_OK ? MZ_OK : mz_err_prefix(err, "plug-in %s: its traits", s->path);
 }
@@ -443,8 +444,11 @@ static mz_code take_moves(plugin_state *s, int32_t moves, mz_plan *plan, mz_err 
             m.expert < 0 || m.expert >= s->experts || m.src < -1 || m.src >= s->ranks ||
             m.dst < -1 || m.dst >= s->ranks || (m.src < 0 && m.dst < 0) || m.bytes < 0 ||
             m.bytes > (int64_t)1 << 50 || m.round < 0 || m.round > 1 << 20)
-            return invalid(s, err, "move %d: expert %d, rank %d to %d, %lld bytes in round %d", i,
-                           m.expert, m.src, m.dst, (long long)m.bytes, m.round);
+            return invalid(s, err,
+                           "move %d is out of range: kind %d, phase %d, hide %d, expert %d, rank "
+                           "%d to %d, %lld bytes in round %d",
+                           i, m.kind, m.phase, m.hide, m.expert, m.src, m.dst, (long long)m.bytes,
+                           m.round);
         code = mz_plan_add_move(plan,
                                 (mz_move){.kind = (mz_move_kind)m.kind,
                                           .phase = (mz_move_phase)m.phase,

@@ -73,10 +73,12 @@ static bool add_host(mz_plugin_plan *plan, int32_t expert, int32_t rank, int64_t
     const mz_plugin_env *env = &s->start->env;
     const int32_t at = s->reply->instances;
     if (expert < 0 || expert >= env->experts || rank < 0 || rank >= env->ranks || pairs < -1)
-        return fault(s, "host(expert %d, rank %d, %lld pairs): there are %d experts and %d ranks",
-                     expert, rank, (long long)pairs, env->experts, env->ranks);
+        return fault(
+            s, "calls host(expert %d, rank %d, %lld pairs): there are %d experts and %d ranks",
+            expert, rank, (long long)pairs, env->experts, env->ranks);
     if (at >= s->area.instances)
-        return fault(s, "more than %d hosts: the slots of all ranks are full", s->area.instances);
+        return fault(s, "gives more than %d hosts: the slots of all ranks are full",
+                     s->area.instances);
     s->area.host_expert[at] = expert;
     s->area.host_rank[at] = rank;
     s->area.host_pairs[at] = pairs;
@@ -87,10 +89,10 @@ static bool add_host(mz_plugin_plan *plan, int32_t expert, int32_t rank, int64_t
 static bool set_quota(mz_plugin_plan *plan, int32_t expert, int64_t pairs) {
     server *s = plan->inside;
     if (expert < 0 || expert >= s->start->env.experts || pairs < 0)
-        return fault(s, "quota(expert %d, %lld pairs): there are %d experts", expert,
+        return fault(s, "calls quota(expert %d, %lld pairs): there are %d experts", expert,
                      (long long)pairs, s->start->env.experts);
     if (!s->traits.lossy)
-        return fault(s, "quota() by a plug-in whose traits do not say lossy");
+        return fault(s, "calls quota(), and its traits do not say lossy");
     s->area.quota[expert] = pairs;
     return true;
 }
@@ -98,9 +100,9 @@ static bool set_quota(mz_plugin_plan *plan, int32_t expert, int64_t pairs) {
 static bool add_move(mz_plugin_plan *plan, const mz_plugin_move *move) {
     server *s = plan->inside;
     if (s->traits.copies != MZ_PLUGIN_COPIES_STATED)
-        return fault(s, "move() by a plug-in whose traits do not say MZ_PLUGIN_COPIES_STATED");
+        return fault(s, "calls move(), and its traits do not say MZ_PLUGIN_COPIES_STATED");
     if (s->reply->moves >= s->area.moves)
-        return fault(s, "more than %d moves", s->area.moves);
+        return fault(s, "gives more than %d moves", s->area.moves);
     s->area.move[s->reply->moves++] = *move;
     return true;
 }
@@ -118,9 +120,14 @@ static bool send_pairs(mz_plugin_call *call, int32_t source, int32_t host, int64
     const mz_plugin_env *env = &s->start->env;
     if (source < 0 || source >= env->ranks || host < 0 || host >= call->begin[env->experts] ||
         pairs < 0)
-        return fault(s, "send(source %d, host %d, %lld pairs): there are %d sources and %d hosts",
-                     source, host, (long long)pairs, env->ranks, call->begin[env->experts]);
-    s->area.sent[(size_t)host * (size_t)env->ranks + (size_t)source] += pairs;
+        return fault(
+            s, "calls send(source %d, host %d, %lld pairs): there are %d sources and %d hosts",
+            source, host, (long long)pairs, env->ranks, call->begin[env->experts]);
+    int64_t *sent = &s->area.sent[(size_t)host * (size_t)env->ranks + (size_t)source];
+    if (pairs > call->load->pairs - *sent)
+        return fault(s, "sends more pairs from source %d to host %d than the %lld of the call",
+                     source, host, (long long)call->load->pairs);
+    *sent += pairs;
     return true;
 }
 
@@ -128,12 +135,16 @@ static bool drop_pairs(mz_plugin_call *call, int32_t source, int32_t expert, int
     server *s = call->inside;
     const mz_plugin_env *env = &s->start->env;
     if (source < 0 || source >= env->ranks || expert < 0 || expert >= env->experts || pairs < 0)
-        return fault(s,
-                     "drop(source %d, expert %d, %lld pairs): there are %d sources and %d experts",
-                     source, expert, (long long)pairs, env->ranks, env->experts);
+        return fault(
+            s, "calls drop(source %d, expert %d, %lld pairs): there are %d sources and %d experts",
+            source, expert, (long long)pairs, env->ranks, env->experts);
     if (!s->traits.lossy)
-        return fault(s, "drop() by a plug-in whose traits do not say lossy");
-    s->area.dropped[(size_t)source * (size_t)env->experts + (size_t)expert] += pairs;
+        return fault(s, "calls drop(), and its traits do not say lossy");
+    int64_t *dropped = &s->area.dropped[(size_t)source * (size_t)env->experts + (size_t)expert];
+    if (pairs > call->load->pairs - *dropped)
+        return fault(s, "drops more pairs of expert %d than the %lld of the call", expert,
+                     (long long)call->load->pairs);
+    *dropped += pairs;
     return true;
 }
 

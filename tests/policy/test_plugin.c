@@ -116,19 +116,20 @@ static void plans_that_are_wrong(void **state) {
         const char *what, *want;
     } fault[] = {
         {"no-host", "expert 0 has no host"},
-        {"rank", "host(expert 0, rank 4, -1 pairs): there are 8 experts and 4 ranks"},
+        {"rank", "it calls host(expert 0, rank 4, -1 pairs): there are 8 experts and 4 ranks"},
         {"expert", "host(expert 8, rank 0"},
         {"slots", "rank 0 hosts more than its 4 slots"},
-        {"endless", "more than 16 hosts: the slots of all ranks are full"},
+        {"endless", "it gives more than 16 hosts: the slots of all ranks are full"},
         {"half", "expert 0 states pairs for some of its hosts only"},
         {"elsewhere", "expert 0 begins with rank 1, its home is rank 0"},
-        {"moves", "move() by a plug-in whose traits do not say MZ_PLUGIN_COPIES_STATED"},
-        {"move,copies=2", "move 0: expert 8, rank 0 to 0, -1 bytes"},
-        {"quota", "quota() by a plug-in whose traits do not say lossy"},
+        {"moves", "it calls move(), and its traits do not say MZ_PLUGIN_COPIES_STATED"},
+        {"move,copies=2",
+         "move 0 is out of range: kind 0, phase 0, hide 0, expert 8, rank 0 to 0, -1 bytes"},
+        {"quota", "it calls quota(), and its traits do not say lossy"},
         {"copies,copies=9", "its traits: copies is none"},
         {"sees,sees=4", "its traits: sees is neither"},
         {"slots,slots=1", "slots=1 is too few"},
-        {"slots,slots=-7", "slots=-7"},
+        {"slots,slots=-7", "slots=-7: give at least 2, its mains"},
         {"slots,slots=2000000000", "is too many"},
         {"interval,interval=0", "interval is a whole number"},
         {"window,window=0", "lag and window"},
@@ -144,11 +145,13 @@ static void plans_that_are_wrong(void **state) {
         const char *what, *want;
     } route[] = {
         {"lose", "pairs assigned"},
-        {"negative", "send(source 0, host 0, -1 pairs)"},
+        {"negative", "it calls send(source 0, host 0, -1 pairs)"},
         {"nobody", "send(source 4, host 0"},
         {"too-many", "pairs assigned"},
-        {"drop", "drop() by a plug-in whose traits do not say lossy"},
+        {"wrap", "it sends more pairs from source 0 to host 0 than the "},
+        {"drop", "it calls drop(), and its traits do not say lossy"},
         {"drop,lossy=1", "plan is invalid: source 0 drops"},
+        {"drop-all,lossy=1", "it drops more pairs of expert 0 than the "},
     };
     for (size_t i = 0; i < sizeof route / sizeof *route; i++) {
         char text[512];

@@ -1,6 +1,5 @@
 /* hottest: the busiest expert gets more hosts, on the ranks with least work. A plug-in to copy
- * from: cc -shared -fPIC -I. sim/policy/example/hottest.c -o hottest.so mizan sim ... --policy
- * 'static,./hottest.so[copies=2]' */
+ * from; sim/policy/README.md says how to build and run it. */
 #include "sim/policy/plugin.h"
 
 #include <stdlib.h>

@@ -129,7 +129,12 @@ static const char *route(void *state, mz_plugin_call *call) {
         call->send(call, env.ranks, 0, 1);
     if (is("too-many"))
         call->send(call, 0, 0, 1);
+    if (is("wrap")) /* 2^64 pairs too many are none too many */
+        for (int i = 0; i < 4; i++)
+            call->send(call, 0, 0, i < 2 ? INT64_MAX : 1);
     if (is("drop"))
+        call->drop(call, 0, 0, call->load->total[0]);
+    if (is("drop-all"))
         call->drop(call, 0, 0, INT64_MAX);
     return text;
 }
