@@ -20,7 +20,8 @@ typedef struct sim_args {
     const char *trace, *model, *cluster, *policy, *output, *effects;
     int64_t ranks, ep, seq, step_tokens, tokens_per_rank, first_step, steps, zero, seed;
     double budget_memory, budget_network, accuracy;
-    int dispatch, network, recompute, temporaries, allocator;
+    int64_t loss_tokens;
+    int dispatch, network, recompute, attention, temporaries, allocator;
     const char *optimizer;
     bool json, bounds, timing, list, quiet, verbose;
 } sim_args;
@@ -56,6 +57,10 @@ static const mz_opt sim_options[] = {
      "flow: relative error allowed when close events are merged", 0, 0.5},
     {"recompute", 0, MZ_OPT_ENUM, AT(recompute), "none", "none|selective|full",
      "activation recomputation"},
+    {"attention", 0, MZ_OPT_ENUM, AT(attention), "flash", "flash|eager",
+     "eager writes and keeps the attention probabilities"},
+    {"loss-tokens", 0, MZ_OPT_INT, AT(loss_tokens), "0", "N",
+     "logits and loss for so many tokens at a time; 0: all at once", 0, 1 << 30},
     {"optimizer", 0, MZ_OPT_STR, AT(optimizer), "adamw", "NAME[K=V]",
      "optimizer, options in brackets; --list names them"},
     {"temporaries", 0, MZ_OPT_ENUM, AT(temporaries), "fused", "fused|chunked|unfused",
@@ -229,6 +234,8 @@ static mz_code step_options(sim_job *job, mz_err *err) {
     o->sequence_length = a->seq ? a->seq : mz_trace_facts_of(job->trace)->sequence_length;
     o->dispatch = (mz_dispatch)a->dispatch;
     o->recompute = (mz_recompute)a->recompute;
+    o->attention = (mz_attention)a->attention;
+    o->loss_tokens = a->loss_tokens;
     o->temporaries = (mz_temporaries)a->temporaries;
     o->network = (mz_network_model)a->network;
     o->flow_accuracy = a->accuracy;
@@ -370,23 +377,26 @@ static json_t *settings_json(const sim_job *job) {
     static const char *const dispatch[] = {"pair", "rank", "node"};
     static const char *const network[] = {"port", "flow"};
     static const char *const recompute[] = {"none", "selective", "full"};
+    static const char *const attention[] = {"flash", "eager"};
     static const char *const temporaries[] = {"fused", "chunked", "unfused"};
     static const char *const allocator[] = {"exact", "caching"};
     const mz_step_options *o = &job->options;
     const sim_args *a = &job->args;
-    return json_pack(
-        "{s:i, s:i, s:i, s:I, s:I, s:I, s:I, s:I, s:s, s:s, s:f, s:s, s:s, s:s, s:s, s:o, "
-        "s:o, s:I, s:o}",
-        "ranks", job->cluster->ranks, "ep", o->ep, "zero", o->zero, "sequence_length",
-        (json_int_t)o->sequence_length, "step_tokens", (json_int_t)a->step_tokens,
-        "tokens_per_rank", (json_int_t)a->tokens_per_rank, "first_step", (json_int_t)a->first_step,
-        "steps", (json_int_t)a->steps, "dispatch", dispatch[o->dispatch], "network",
-        network[o->network], "flow_accuracy", o->flow_accuracy, "recompute",
-        recompute[o->recompute], "optimizer", o->optimizer->name, "temporaries",
-        temporaries[o->temporaries], "allocator", allocator[o->allocator], "budget_memory_bytes",
-        budget_json(o->budget_memory_bytes), "budget_network_bytes",
-        budget_json(o->budget_network_bytes), "seed", (json_int_t)o->seed, "effects",
-        effects_json(&o->effects));
+    return json_pack("{s:i, s:i, s:i, s:I, s:I, s:I, s:I, s:I, s:s, s:s, s:f, s:s, s:s, s:I, s:s, "
+                     "s:s, s:s, s:o, "
+                     "s:o, s:I, s:o}",
+                     "ranks", job->cluster->ranks, "ep", o->ep, "zero", o->zero, "sequence_length",
+                     (json_int_t)o->sequence_length, "step_tokens", (json_int_t)a->step_tokens,
+                     "tokens_per_rank", (json_int_t)a->tokens_per_rank, "first_step",
+                     (json_int_t)a->first_step, "steps", (json_int_t)a->steps, "dispatch",
+                     dispatch[o->dispatch], "network", network[o->network], "flow_accuracy",
+                     o->flow_accuracy, "recompute", recompute[o->recompute], "attention",
+                     attention[o->attention], "loss_tokens", (json_int_t)o->loss_tokens,
+                     "optimizer", o->optimizer->name, "temporaries", temporaries[o->temporaries],
+                     "allocator", allocator[o->allocator], "budget_memory_bytes",
+                     budget_json(o->budget_memory_bytes), "budget_network_bytes",
+                     budget_json(o->budget_network_bytes), "seed", (json_int_t)o->seed, "effects",
+                     effects_json(&o->effects));
 }
 
 static mz_code fill_result(sim_job *job, mz_err *err) {
@@ -415,6 +425,10 @@ static void print_setting(const sim_job *job, FILE *out) {
             o->recompute == MZ_RECOMPUTE_NONE        ? ""
             : o->recompute == MZ_RECOMPUTE_SELECTIVE ? ", selective recomputation"
                                                      : ", full recomputation");
+    if (o->attention == MZ_ATTENTION_EAGER)
+        fputs("eager attention\n", out);
+    if (o->loss_tokens)
+        fprintf(out, "loss of %lld tokens at a time\n", (long long)o->loss_tokens);
 }
 
 static mz_code write_result(sim_job *job, mz_app *app, mz_err *err) {

@@ -119,12 +119,16 @@ study() {
 @test "the trace's rows: as recorded, scaled, and under a policy" {
     memory "${small[@]}" --trace "$trace"
     holds "'as recorded' in r['settings']['load'] and len(r['rank_peak_bytes']) == 8"
-    # the same as the simulator's
-    "$mizan" -q sim "${small[@]}" --trace "$trace" --policy static --json >sim.json
-    "$python" -c '
+    # the same as the simulator's, other attention and loss, too
+    for more in '' '--attention eager' '--loss-tokens 64 --recompute selective'; do
+        memory "${small[@]}" --trace "$trace" $more
+        "$mizan" -q sim "${small[@]}" --trace "$trace" --policy static $more --json >sim.json
+        "$python" -c '
 import json
 s, r = json.load(open("sim.json"))["runs"][0], json.load(open("out.json"))
 assert s["memory_bytes"] == r["memory_bytes"] and s["peak_memory_bytes"] == r["peak_memory_bytes"] and s["peak_at"] == r["peak_at"]'
+    done
+    memory "${small[@]}" --trace "$trace"
     x="r['expert_memory_bytes']"
     holds "$x['own'] == 2 * r['parameters']['experts'] // 8 * 2 and $x['replicas']['highwater']['sum'] == 0"
     holds "all($x['token_buffers']['dynamic'][k] <= $x['token_buffers']['highwater'][k] <= $x['token_buffers']['provisioned'][k] for k in ('sum', 'worst'))"
