@@ -7,14 +7,14 @@
  */
 
 /* k pairs a token: a thread per pair. */
-__global__ static void score_kernel(mz_score_args a) {
+__global__ static void __launch_bounds__(CU_BLOCK) score_kernel(mz_score_args a) {
     const int64_t step = (int64_t)gridDim.x * CU_BLOCK;
     for (int64_t i = (int64_t)blockIdx.x * CU_BLOCK + threadIdx.x; i < a.pairs; i += step)
         a.score[i] = mz_score_of(&a, i / a.k, i);
 }
 
 /* Any number of pairs a token: a warp per token. */
-__global__ static void score_listed_kernel(mz_score_args a) {
+__global__ static void __launch_bounds__(CU_BLOCK) score_listed_kernel(mz_score_args a) {
     for (int64_t t = cu_first_row<32>(); t < a.tokens; t += cu_row_step<32>())
         for (int64_t i = a.token_begin[t] + threadIdx.x % 32; i < a.token_begin[t + 1]; i += 32)
             a.score[i] = mz_score_of(&a, t, i);
@@ -30,12 +30,12 @@ extern "C" int mz_cuda_score_pairs(const mz_cuda_device *d, void *stream, const 
 /* ---- prefix sums --------------------------------------------------------------------------------
  * By one block: lists of experts and of tokens are short. */
 
-enum { SCAN = 512, SCAN_WARPS = SCAN / 32, SCAN_EACH = 4 };
+enum { SCAN = CU_BLOCK, SCAN_EACH = 4 };
 
-/* The sum of the values of the threads before this one, over a block of SCAN threads; *all: of all
+/* The sum of the values of the threads before this one, over a block of THREADS; *all: of all
  * threads. All must call it. */
-template <class T> __device__ static inline T sum_before(T value, T *all) {
-    CU_SHARED(T, part, [SCAN_WARPS]);
+template <int THREADS, class T> __device__ static inline T sum_before(T value, T *all) {
+    CU_SHARED(T, part, [THREADS / 32]);
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     T up_to = value;
     for (int apart = 1; apart < 32; apart *= 2) {
@@ -47,7 +47,7 @@ template <class T> __device__ static inline T sum_before(T value, T *all) {
         part[warp] = up_to;
     __syncthreads();
     T before = 0, sum = 0;
-    for (int w = 0; w < SCAN_WARPS; w++) {
+    for (int w = 0; w < THREADS / 32; w++) {
         if (w < warp)
             before += part[w];
         sum += part[w];
@@ -78,7 +78,8 @@ struct kept_counts {
 };
 
 template <class Counts>
-__global__ static void prefix_kernel(Counts count, int64_t n, int64_t *begin) {
+__global__ static void __launch_bounds__(SCAN)
+    prefix_kernel(Counts count, int64_t n, int64_t *begin) {
     int64_t at = 0;
     for (int64_t first = 0; first < n; first += SCAN * SCAN_EACH) {
         const int64_t mine = first + (int64_t)threadIdx.x * SCAN_EACH;
@@ -87,7 +88,7 @@ __global__ static void prefix_kernel(Counts count, int64_t n, int64_t *begin) {
             value[j] = mine + j < n ? count(mine + j) : 0;
             sum += value[j];
         }
-        int64_t before = at + sum_before(sum, &all);
+        int64_t before = at + sum_before<SCAN>(sum, &all);
         for (int j = 0; j < SCAN_EACH; j++) {
             if (mine + j < n)
                 begin[mine + j] = before;
@@ -153,7 +154,7 @@ template <bool PLACE> __device__ static void walk_tile(const sorting &s, int64_t
     }
 }
 
-__global__ static void count_kernel(sorting s) {
+__global__ static void __launch_bounds__(CU_BLOCK) count_kernel(sorting s) {
     for (int64_t t = cu_first_row<32>(); t < s.tiles; t += cu_row_step<32>()) {
         for (int64_t e = threadIdx.x % 32; e < s.args.experts; e += 32)
             s.place[t * s.args.experts + e] = 0;
@@ -163,7 +164,7 @@ __global__ static void count_kernel(sorting s) {
 }
 
 /* Counts of tiles become places within the expert. */
-__global__ static void total_kernel(sorting s) {
+__global__ static void __launch_bounds__(CU_BLOCK) total_kernel(sorting s) {
     const int64_t step = (int64_t)gridDim.x * CU_BLOCK;
     for (int64_t e = (int64_t)blockIdx.x * CU_BLOCK + threadIdx.x; e < s.args.experts; e += step) {
         int64_t at = 0;
@@ -179,7 +180,7 @@ __global__ static void total_kernel(sorting s) {
     }
 }
 
-__global__ static void place_kernel(sorting s) {
+__global__ static void __launch_bounds__(CU_BLOCK) place_kernel(sorting s) {
     for (int64_t t = cu_first_row<32>(); t < s.tiles; t += cu_row_step<32>()) {
         for (int64_t e = threadIdx.x % 32; e < s.args.experts; e += 32)
             s.place[t * s.args.experts + e] += s.begin[e];
@@ -214,6 +215,8 @@ extern "C" int mz_cuda_group_pairs(const mz_cuda_device *d, void *stream, const 
  * Scores are not negative, so their bits order them; -0 counts as 0. */
 
 enum { DIGIT = 8, DIGITS = 4, BINS = 1 << DIGIT };
+/* Threads of a block where no expert has more than SHORT pairs, and else. */
+enum { SHORT = 4096, SHORT_THREADS = 128, LONG_THREADS = 1024 };
 
 __device__ static inline uint32_t key_of(const mz_selection &s, int64_t position) {
     return mz_float_bits(s.score[s.order[position]]) & 0x7fffffffu;
@@ -221,13 +224,14 @@ __device__ static inline uint32_t key_of(const mz_selection &s, int64_t position
 
 /* Counts by their digit at `shift` the keys of [begin, end) that agree with `prefix` above it. Of a
  * warp's equal digits one lane adds them all: most scores share their first digit. */
+template <int THREADS>
 __device__ static void count_digits(const mz_selection &s, int64_t begin, int64_t end,
                                     uint32_t prefix, int shift, unsigned *bin) {
-    for (int i = threadIdx.x; i < BINS; i += SCAN)
+    for (int i = threadIdx.x; i < BINS; i += THREADS)
         bin[i] = 0;
     __syncthreads();
     const int lane = threadIdx.x % 32, above = shift + DIGIT;
-    for (int64_t i = begin + threadIdx.x; i - lane < end; i += SCAN) {
+    for (int64_t i = begin + threadIdx.x; i - lane < end; i += THREADS) {
         const uint32_t key = i < end ? key_of(s, i) : 0;
         const bool counts = i < end && (above >= 32 || key >> above == prefix >> above);
         const int digit = counts ? (int)(key >> shift & (BINS - 1)) : -1;
@@ -238,24 +242,37 @@ __device__ static void count_digits(const mz_selection &s, int64_t begin, int64_
     __syncthreads();
 }
 
+/* The digit, from the largest down, with which `quota` keys are reached, and how many of it are
+ * still wanted. */
+template <int THREADS>
+__device__ static void find_digit(const unsigned *bin, unsigned quota, unsigned chosen[2]) {
+    constexpr int EACH = THREADS < BINS ? BINS / THREADS : 1;
+    const int first = BINS - 1 - (int)threadIdx.x * EACH;
+    unsigned mine = 0, all;
+    for (int j = 0; j < EACH && first >= 0; j++)
+        mine += bin[first - j];
+    unsigned above = sum_before<THREADS>(mine, &all);
+    if (above < quota && quota <= above + mine) {
+        int digit = first;
+        for (; quota > above + bin[digit]; digit--)
+            above += bin[digit];
+        chosen[0] = (unsigned)digit;
+        chosen[1] = quota - above;
+    }
+    __syncthreads();
+}
+
 /* The key of which some stay: those above do all; *equal of that key, the first ones, stay. All
  * threads get both. 0 < quota < end - begin. */
+template <int THREADS>
 __device__ static uint32_t last_key(const mz_selection &s, int64_t begin, int64_t end,
                                     unsigned quota, unsigned *equal) {
     CU_SHARED(unsigned, bin, [BINS]);
     CU_SHARED(unsigned, chosen, [2]); /* digit, how many still wanted of it */
     uint32_t prefix = 0;
     for (int d = DIGITS - 1; d >= 0; d--) {
-        count_digits(s, begin, end, prefix, d * DIGIT, bin);
-        const int digit = BINS - 1 - (int)threadIdx.x; /* from the largest down */
-        const unsigned mine = digit >= 0 ? bin[digit] : 0;
-        unsigned all;
-        const unsigned above = sum_before(mine, &all);
-        if (above < quota && quota <= above + mine) {
-            chosen[0] = (unsigned)digit;
-            chosen[1] = quota - above;
-        }
-        __syncthreads();
+        count_digits<THREADS>(s, begin, end, prefix, d * DIGIT, bin);
+        find_digit<THREADS>(bin, quota, chosen);
         prefix |= chosen[0] << (d * DIGIT);
         quota = chosen[1];
         __syncthreads();
@@ -265,18 +282,19 @@ __device__ static uint32_t last_key(const mz_selection &s, int64_t begin, int64_
 }
 
 /* Writes what stays of [begin, end) in order; the largest key left out that this thread saw. */
+template <int THREADS>
 __device__ static uint32_t write_kept(const mz_selection &s, int64_t begin, int64_t end,
                                       uint32_t last, unsigned equal, int64_t *kept) {
     uint32_t out = 0;
     unsigned equals = 0, stayed = 0, now;
-    for (int64_t first = begin; first < end; first += SCAN) {
+    for (int64_t first = begin; first < end; first += THREADS) {
         const int64_t i = first + threadIdx.x;
         const uint32_t key = i < end ? key_of(s, i) : 0;
         const bool is_last = i < end && key == last;
-        const unsigned rank = equals + sum_before((unsigned)is_last, &now);
+        const unsigned rank = equals + sum_before<THREADS>((unsigned)is_last, &now);
         equals += now;
         const bool stays = i < end && (key > last || (is_last && rank < equal));
-        const unsigned to = stayed + sum_before((unsigned)stays, &now);
+        const unsigned to = stayed + sum_before<THREADS>((unsigned)stays, &now);
         stayed += now;
         if (i >= end)
             continue;
@@ -291,23 +309,24 @@ __device__ static uint32_t write_kept(const mz_selection &s, int64_t begin, int6
     return out;
 }
 
-__global__ static void select_kernel(mz_selection s) {
+template <int THREADS>
+__global__ static void __launch_bounds__(THREADS) select_kernel(mz_selection s) {
     for (int64_t e = blockIdx.x; e < s.experts; e += gridDim.x) {
         const int64_t begin = s.begin[e], end = s.begin[e + 1], quota = kept_of(s, e);
         uint32_t last = quota == 0 ? UINT32_MAX : 0; /* all stay: the key 0 and all above */
         unsigned equal = (unsigned)quota;
         if (quota > 0 && quota < end - begin)
-            last = last_key(s, begin, end, (unsigned)quota, &equal);
-        uint32_t out =
-            write_kept(s, begin, end, last, equal, s.kept ? s.kept + s.kept_begin[e] : NULL);
+            last = last_key<THREADS>(s, begin, end, (unsigned)quota, &equal);
+        uint32_t out = write_kept<THREADS>(s, begin, end, last, equal,
+                                           s.kept ? s.kept + s.kept_begin[e] : NULL);
         if (!s.threshold)
             continue;
-        CU_SHARED(uint32_t, most, [SCAN_WARPS]);
+        CU_SHARED(uint32_t, most, [THREADS / 32]);
         out = __reduce_max_sync(CU_FULL, out);
         if (threadIdx.x % 32 == 0)
             most[threadIdx.x / 32] = out;
         __syncthreads();
-        for (int w = 0; w < SCAN_WARPS; w++)
+        for (int w = 0; w < THREADS / 32; w++)
             out = most[w] > out ? most[w] : out;
         if (threadIdx.x == 0)
             s.threshold[e] = mz_bits_float(out);
@@ -327,17 +346,20 @@ extern "C" int mz_cuda_select_pairs(const mz_cuda_device *d, void *stream, const
     if (a->kept)
         error = CU_LAUNCH(prefix_kernel<kept_counts>, 1, SCAN, 0, stream, kept_counts{*a},
                           (int64_t)a->experts, a->kept_begin);
-    if (!error && a->experts > 0)
-        error = CU_LAUNCH(select_kernel, cu_blocks(d, a->experts, 1), SCAN, 0, stream, *a);
-    return error;
+    if (error || a->experts == 0)
+        return error;
+    const unsigned blocks = cu_blocks(d, a->experts, 1);
+    if (a->pairs <= SHORT)
+        return CU_LAUNCH(select_kernel<SHORT_THREADS>, blocks, SHORT_THREADS, 0, stream, *a);
+    return CU_LAUNCH(select_kernel<LONG_THREADS>, blocks, LONG_THREADS, 0, stream, *a);
 }
 
 /* ---- arrangement --------------------------------------------------------------------------------
  */
 
 /* A block per segment. */
-__global__ static void arrange_kernel(const mz_segment *segment, int64_t segments,
-                                      const int64_t *in, int64_t *out) {
+__global__ static void __launch_bounds__(CU_BLOCK)
+    arrange_kernel(const mz_segment *segment, int64_t segments, const int64_t *in, int64_t *out) {
     for (int64_t s = blockIdx.x; s < segments; s += gridDim.x) {
         const mz_segment part = segment[s];
         for (int64_t i = threadIdx.x; i < part.length; i += CU_BLOCK)
@@ -351,7 +373,8 @@ extern "C" int mz_cuda_arrange(const mz_cuda_device *d, void *stream, const mz_s
                      segments, in, out);
 }
 
-__global__ static void invert_kernel(const int64_t *row_pair, int64_t rows, int64_t *position) {
+__global__ static void __launch_bounds__(CU_BLOCK)
+    invert_kernel(const int64_t *row_pair, int64_t rows, int64_t *position) {
     const int64_t step = (int64_t)gridDim.x * CU_BLOCK;
     for (int64_t i = (int64_t)blockIdx.x * CU_BLOCK + threadIdx.x; i < rows; i += step)
         if (row_pair[i] >= 0)

@@ -43,7 +43,8 @@ __device__ static inline int64_t rows_there(int64_t rows, const int64_t *used) {
  */
 
 /* Eight values a thread: 16 bytes of bf16, twice 16 of fp32. */
-__global__ static void widen_kernel(float *to, const uint16_t *from, int64_t n, bool aligned) {
+__global__ static void __launch_bounds__(CU_BLOCK)
+    widen_kernel(float *to, const uint16_t *from, int64_t n, bool aligned) {
     const int64_t step = (int64_t)gridDim.x * CU_BLOCK * 8;
     for (int64_t i = ((int64_t)blockIdx.x * CU_BLOCK + threadIdx.x) * 8; i < n; i += step) {
         cu_piece<uint16_t> in;
@@ -57,7 +58,8 @@ __global__ static void widen_kernel(float *to, const uint16_t *from, int64_t n, 
     }
 }
 
-__global__ static void narrow_kernel(uint16_t *to, const float *from, int64_t n, bool aligned) {
+__global__ static void __launch_bounds__(CU_BLOCK)
+    narrow_kernel(uint16_t *to, const float *from, int64_t n, bool aligned) {
     const int64_t step = (int64_t)gridDim.x * CU_BLOCK * 8;
     for (int64_t i = ((int64_t)blockIdx.x * CU_BLOCK + threadIdx.x) * 8; i < n; i += step) {
         cu_piece<uint16_t> out;
@@ -90,7 +92,8 @@ extern "C" int mz_cuda_convert(const mz_cuda_device *d, void *stream, mz_dtype t
  */
 
 /* b NULL: of a with itself. */
-template <class T, int THREADS> __global__ static void dots_kernel(mz_dots d, bool aligned) {
+template <class T, int THREADS>
+__global__ static void __launch_bounds__(CU_BLOCK) dots_kernel(mz_dots d, bool aligned) {
     for (int64_t i = cu_first_row<THREADS>(); i < d.rows; i += cu_row_step<THREADS>()) {
         const T *a = (const T *)d.a + i * d.a_stride;
         const T *b = d.b ? (const T *)d.b + i * d.b_stride : NULL;
@@ -138,7 +141,8 @@ __device__ static inline void write_row(T *to, const T *from, const float *scale
     }
 }
 
-template <class T, int THREADS> __global__ static void pack_kernel(mz_pack p, bool aligned) {
+template <class T, int THREADS>
+__global__ static void __launch_bounds__(CU_BLOCK) pack_kernel(mz_pack p, bool aligned) {
     const int64_t rows = rows_there(p.rows, p.rows_used);
     for (int64_t i = cu_first_row<THREADS>(); i < rows; i += cu_row_step<THREADS>()) {
         const int64_t pair = p.row_pair[i];
@@ -156,7 +160,8 @@ extern "C" int mz_cuda_pack_rows(const mz_cuda_device *d, void *stream, const mz
     return LAUNCH_ROWS(pack_kernel, d, stream, a->type, a->rows, a->hidden, *a, aligned);
 }
 
-template <class T, int THREADS> __global__ static void unpack_kernel(mz_unpack u, bool aligned) {
+template <class T, int THREADS>
+__global__ static void __launch_bounds__(CU_BLOCK) unpack_kernel(mz_unpack u, bool aligned) {
     for (int64_t pair = cu_first_row<THREADS>(); pair < u.pairs; pair += cu_row_step<THREADS>()) {
         const int64_t at = u.position[pair];
         write_row<T, THREADS>((T *)u.out + pair * u.hidden,
@@ -187,7 +192,8 @@ __device__ static inline void add_rows(float sum[], const mz_combine &c, int64_t
     }
 }
 
-template <class T, int THREADS> __global__ static void combine_kernel(mz_combine c, bool aligned) {
+template <class T, int THREADS>
+__global__ static void __launch_bounds__(CU_BLOCK) combine_kernel(mz_combine c, bool aligned) {
     for (int64_t t = cu_first_row<THREADS>(); t < c.tokens; t += cu_row_step<THREADS>()) {
         const int64_t begin = c.token_begin ? c.token_begin[t] : t * c.k;
         const int64_t end = c.token_begin ? c.token_begin[t + 1] : begin + c.k;
@@ -217,7 +223,8 @@ extern "C" int mz_cuda_combine_rows(const mz_cuda_device *d, void *stream, const
 /* ---- SwiGLU -------------------------------------------------------------------------------------
  */
 
-template <class T, int THREADS> __global__ static void swiglu_kernel(mz_swiglu s, bool aligned) {
+template <class T, int THREADS>
+__global__ static void __launch_bounds__(CU_BLOCK) swiglu_kernel(mz_swiglu s, bool aligned) {
     const int64_t rows = rows_there(s.rows, s.rows_used), n = s.intermediate;
     for (int64_t i = cu_first_row<THREADS>(); i < rows; i += cu_row_step<THREADS>()) {
         const T *gate = (const T *)s.gate_up + 2 * i * n;
@@ -269,7 +276,7 @@ __device__ static inline float swiglu_back(cu_piece<T> *u, cu_piece<T> *v, cu_pi
 }
 
 template <class T, int THREADS>
-__global__ static void swiglu_back_kernel(mz_swiglu s, bool aligned) {
+__global__ static void __launch_bounds__(CU_BLOCK) swiglu_back_kernel(mz_swiglu s, bool aligned) {
     const int64_t rows = rows_there(s.rows, s.rows_used), n = s.intermediate;
     for (int64_t i = cu_first_row<THREADS>(); i < rows; i += cu_row_step<THREADS>()) {
         const T *gate = (const T *)s.gate_up + 2 * i * n;
