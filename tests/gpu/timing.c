@@ -1,0 +1,429 @@
+#include "tests/gpu/gpu.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+/* Qwen3-30B-A3B's experts at three batch sizes and with skewed counts; GLM-4.5-Air's. */
+static const shape shapes[] = {{"qwen3-30b 8192", 8192, 2048, 768, 128, 8, false},
+                               {"qwen3-30b 8192 skewed", 8192, 2048, 768, 128, 8, true},
+                               {"qwen3-30b 32768", 32768, 2048, 768, 128, 8, false},
+                               {"qwen3-30b 32768 skewed", 32768, 2048, 768, 128, 8, true},
+                               {"glm-4.5-air 8192", 8192, 4096, 1408, 128, 8, false}};
+static const shape small_shapes[] = {{"small", 24, 64, 32, 8, 2, false},
+                                     {"small skewed", 24, 64, 32, 8, 2, true}};
+
+double now_seconds(void) {
+    struct timespec t;
+    timespec_get(&t, TIME_UTC);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* ---- operations ---------------------------------------------------------------------------------
+ * Each enqueues itself once and says what it costs at least. */
+
+typedef struct cost {
+    double flops, bytes;
+} cost;
+typedef mz_kstatus operation(layer *l, cost *c);
+
+static double rows_of(const layer *l) {
+    return (double)l->pairs;
+}
+
+static mz_kstatus copy(layer *l, cost *c) {
+    const size_t bytes = (size_t)l->pairs * (size_t)l->shape.hidden * 2;
+    c->bytes = 2 * (double)bytes;
+    return mz_kernels_copy(l->kernels, 0, MZ_COPY_INSIDE, l->out, l->packed, bytes);
+}
+
+static mz_kstatus row_norms(layer *l, cost *c) {
+    const shape *s = &l->shape;
+    c->bytes = rows_of(l) * ((double)s->hidden * 2 + 4);
+    return mz_row_norms(l->kernels, 0,
+                        &(mz_norms){MZ_BF16, l->packed, l->pairs, s->hidden, s->hidden, l->norm});
+}
+
+static mz_kstatus group_pairs(layer *l, cost *c) {
+    const mz_grouping args = {.expert = l->expert,
+                              .pairs = l->pairs,
+                              .experts = l->shape.experts,
+                              .begin = l->begin,
+                              .order = l->order};
+    c->bytes = rows_of(l) * 12;
+    return mz_group_pairs(l->kernels, 0, &args, l->workspace);
+}
+
+static mz_kstatus select_pairs(layer *l, cost *c) {
+    const mz_selection args = {.score = l->score,
+                               .order = l->order,
+                               .begin = l->begin,
+                               .quota = l->quota,
+                               .pairs = l->pairs,
+                               .experts = l->shape.experts,
+                               .kept = l->kept,
+                               .kept_begin = l->kept_begin};
+    c->bytes = rows_of(l) * 16;
+    if (mz_select_workspace(l->kernels, &args) > l->workspace_bytes)
+        return MZ_K_ENOMEM;
+    return mz_select_pairs(l->kernels, 0, &args, l->workspace);
+}
+
+static mz_kstatus pack_rows(layer *l, cost *c) {
+    const mz_pack args = {.type = MZ_BF16,
+                          .x = l->x,
+                          .hidden = l->shape.hidden,
+                          .rows = l->pairs,
+                          .row_pair = l->order,
+                          .k = l->shape.k,
+                          .out = l->packed};
+    c->bytes = 2.0 * (double)l->shape.hidden * (rows_of(l) + (double)l->shape.tokens);
+    return mz_pack_rows(l->kernels, 0, &args);
+}
+
+static mz_kstatus combine_rows(layer *l, cost *c) {
+    const mz_combine args = {.type = MZ_BF16,
+                             .row = l->packed,
+                             .hidden = l->shape.hidden,
+                             .tokens = l->shape.tokens,
+                             .k = l->shape.k,
+                             .position = l->position,
+                             .scale = l->router_weight,
+                             .out = l->out};
+    c->bytes = 2.0 * (double)l->shape.hidden * (rows_of(l) + (double)l->shape.tokens);
+    return mz_combine_rows(l->kernels, 0, &args);
+}
+
+static mz_kstatus swiglu(layer *l, cost *c, bool backward) {
+    const mz_swiglu args = {.type = MZ_BF16,
+                            .rows = l->pairs,
+                            .intermediate = l->shape.intermediate,
+                            .gate_up = l->gate_up,
+                            .h = backward ? NULL : l->hidden,
+                            .norm2 = backward ? NULL : l->norm,
+                            .dh = l->dhidden,
+                            .dgate_up = l->dgate_up};
+    c->bytes = rows_of(l) * (double)l->shape.intermediate * 2 * (backward ? 5 : 3);
+    return backward ? mz_swiglu_backward(l->kernels, 0, &args)
+                    : mz_swiglu_forward(l->kernels, 0, &args);
+}
+static mz_kstatus swiglu_forward(layer *l, cost *c) {
+    return swiglu(l, c, false);
+}
+static mz_kstatus swiglu_backward(layer *l, cost *c) {
+    return swiglu(l, c, true);
+}
+
+static mz_groups groups_of(const layer *l) {
+    return (mz_groups){l->begin, l->shape.experts, l->pairs, l->begin_host};
+}
+
+/* Of the up-projection: [2I][H] for every expert. */
+static mz_kstatus up_product(layer *l, cost *c, mz_product op, mz_product_engine engine,
+                             mz_dtype gradient_type) {
+    const int64_t n = 2 * l->shape.intermediate, k = l->shape.hidden;
+    const bool wgrad = op == MZ_PRODUCT_WGRAD;
+    const mz_product_args args = {.op = op,
+                                  .engine = engine,
+                                  .groups = groups_of(l),
+                                  .n = n,
+                                  .k = k,
+                                  .type = MZ_BF16,
+                                  .gradient_type = gradient_type,
+                                  .a = op == MZ_PRODUCT_FORWARD ? l->packed : l->gate_up,
+                                  .weight = !wgrad                    ? l->up
+                                            : gradient_type == MZ_F32 ? l->wide_gradient
+                                                                      : l->gradient,
+                                  .c = op == MZ_PRODUCT_FORWARD ? l->dgate_up
+                                       : wgrad                  ? l->packed
+                                                                : l->out};
+    const double weight_bytes = wgrad && gradient_type == MZ_F32 ? 4 : 2;
+    c->flops = 2 * rows_of(l) * (double)n * (double)k;
+    c->bytes = 2 * rows_of(l) * (double)(n + k) +
+               weight_bytes * (double)l->shape.experts * (double)n * (double)k;
+    if (mz_grouped_gemm_workspace(l->kernels, &args) > l->workspace_bytes)
+        return MZ_K_ENOMEM;
+    return mz_grouped_gemm(l->kernels, 0, &args, l->workspace);
+}
+static mz_kstatus up_forward(layer *l, cost *c) {
+    return up_product(l, c, MZ_PRODUCT_FORWARD, MZ_ENGINE_OWN, MZ_BF16);
+}
+static mz_kstatus up_dgrad(layer *l, cost *c) {
+    return up_product(l, c, MZ_PRODUCT_DGRAD, MZ_ENGINE_OWN, MZ_BF16);
+}
+static mz_kstatus up_wgrad(layer *l, cost *c) {
+    return up_product(l, c, MZ_PRODUCT_WGRAD, MZ_ENGINE_OWN, MZ_BF16);
+}
+static mz_kstatus up_wgrad_wide(layer *l, cost *c) {
+    return up_product(l, c, MZ_PRODUCT_WGRAD, MZ_ENGINE_OWN, MZ_F32);
+}
+static mz_kstatus cublas_forward(layer *l, cost *c) {
+    return up_product(l, c, MZ_PRODUCT_FORWARD, MZ_ENGINE_VENDOR, MZ_BF16);
+}
+static mz_kstatus cublas_dgrad(layer *l, cost *c) {
+    return up_product(l, c, MZ_PRODUCT_DGRAD, MZ_ENGINE_VENDOR, MZ_BF16);
+}
+static mz_kstatus cublas_wgrad(layer *l, cost *c) {
+    return up_product(l, c, MZ_PRODUCT_WGRAD, MZ_ENGINE_VENDOR, MZ_BF16);
+}
+static mz_kstatus cublas_wgrad_wide(layer *l, cost *c) {
+    return up_product(l, c, MZ_PRODUCT_WGRAD, MZ_ENGINE_VENDOR, MZ_F32);
+}
+
+static mz_kstatus down_forward(layer *l, cost *c) {
+    const int64_t n = l->shape.hidden, k = l->shape.intermediate;
+    const mz_product_args args = {.op = MZ_PRODUCT_FORWARD,
+                                  .groups = groups_of(l),
+                                  .n = n,
+                                  .k = k,
+                                  .type = MZ_BF16,
+                                  .a = l->hidden,
+                                  .weight = l->down,
+                                  .c = l->out};
+    c->flops = 2 * rows_of(l) * (double)n * (double)k;
+    c->bytes = 2 * (rows_of(l) * (double)(n + k) + (double)l->shape.experts * (double)(n * k));
+    return mz_grouped_gemm(l->kernels, 0, &args, l->workspace);
+}
+
+static mz_kstatus expert_up(layer *l, cost *c) {
+    const double n = 2 * (double)l->shape.intermediate, k = (double)l->shape.hidden;
+    const mz_expert_up args = {.groups = groups_of(l),
+                               .hidden = l->shape.hidden,
+                               .intermediate = l->shape.intermediate,
+                               .type = MZ_BF16,
+                               .x = l->packed,
+                               .weight = l->up,
+                               .gate_up = l->dgate_up,
+                               .h = l->dhidden,
+                               .norm2 = l->norm};
+    c->flops = 2 * rows_of(l) * n * k;
+    c->bytes = 2 * (rows_of(l) * (1.5 * n + k) + (double)l->shape.experts * n * k);
+    if (mz_expert_up_workspace(l->kernels, &args) > l->workspace_bytes)
+        return MZ_K_ENOMEM;
+    return mz_expert_up_forward(l->kernels, 0, &args, l->workspace);
+}
+
+/* One product of [2I E][H] weights with the tokens' rows, by cuBLAS: what matrices can reach. */
+static mz_kstatus cublas_plain(layer *l, cost *c) {
+    const int64_t begin[2] = {0, l->shape.tokens};
+    const mz_product_args args = {.op = MZ_PRODUCT_FORWARD,
+                                  .engine = MZ_ENGINE_VENDOR,
+                                  .groups = {l->kept_begin, 1, l->shape.tokens, begin},
+                                  .n = 2 * l->shape.intermediate * l->shape.k,
+                                  .k = l->shape.hidden,
+                                  .type = MZ_BF16,
+                                  .a = l->x,
+                                  .weight = l->up,
+                                  .c = l->dgate_up};
+    c->flops = 2 * (double)l->shape.tokens * (double)args.n * (double)args.k;
+    mz_kstatus status =
+        mz_kernels_copy(l->kernels, 0, MZ_COPY_IN, l->kept_begin, begin, sizeof begin);
+    return status == MZ_K_OK ? mz_grouped_gemm(l->kernels, 0, &args, l->workspace) : status;
+}
+
+static mz_kstatus router_forward(layer *l, cost *c) {
+    const mz_router args = {.kind = MZ_ROUTER_SOFTMAX,
+                            .tokens = l->shape.tokens,
+                            .experts = l->shape.experts,
+                            .k = l->shape.k,
+                            .normalize = true,
+                            .scale = 1,
+                            .logits = l->logits,
+                            .expert = l->chosen,
+                            .weight = l->router_weight};
+    c->bytes = (double)l->shape.tokens * l->shape.experts * 4 + rows_of(l) * 8;
+    if (mz_router_workspace(l->kernels, &args) > l->workspace_bytes)
+        return MZ_K_ENOMEM;
+    return mz_router_forward(l->kernels, 0, &args, l->workspace);
+}
+
+static mz_kstatus update(layer *l, cost *c, mz_update args, double bytes_each) {
+    args.matrices = l->shape.experts;
+    args.rows = 2 * l->shape.intermediate;
+    args.cols = l->shape.hidden;
+    args.type = MZ_BF16;
+    args.gradient_type = MZ_BF16;
+    args.parameter = l->parameters;
+    args.gradient = l->gradients;
+    args.rate = 1e-6F;
+    args.step = 1000;
+    c->bytes = bytes_each * (double)args.matrices * (double)args.rows * (double)args.cols;
+    if (mz_update_workspace(l->kernels, &args) > l->workspace_bytes)
+        return MZ_K_ENOMEM;
+    return mz_update_step(l->kernels, 0, &args, l->workspace);
+}
+/* Two sweeps over the gradient (2 + 2), the parameter read and written (2 + 2). */
+static mz_kstatus skewadam_factored(layer *l, cost *c) {
+    return update(l, c,
+                  (mz_update){.kind = MZ_UPDATE_SKEWADAM,
+                              .factored = true,
+                              .clip_rms = true,
+                              .beta2 = 0.999F,
+                              .eps = 1e-30F,
+                              .rounding = MZ_ROUND_STOCHASTIC,
+                              .row = l->row,
+                              .col = l->col},
+                  8);
+}
+/* The same and the momentum read and written. */
+static mz_kstatus skewadam_momentum(layer *l, cost *c) {
+    return update(l, c,
+                  (mz_update){.kind = MZ_UPDATE_SKEWADAM,
+                              .factored = true,
+                              .momentum = true,
+                              .clip_rms = true,
+                              .beta1 = 0.9F,
+                              .beta2 = 0.999F,
+                              .eps = 1e-30F,
+                              .rounding = MZ_ROUND_STOCHASTIC,
+                              .m = l->m,
+                              .row = l->row,
+                              .col = l->col},
+                  16);
+}
+static mz_kstatus adamw(layer *l, cost *c) {
+    return update(l, c,
+                  (mz_update){.kind = MZ_UPDATE_ADAMW,
+                              .beta1 = 0.9F,
+                              .beta2 = 0.999F,
+                              .eps = 1e-8F,
+                              .m = l->m,
+                              .v = l->v},
+                  22);
+}
+
+static const struct {
+    const char *name;
+    operation *run;
+} operations[] = {{"copy (ceiling)", copy},
+                  {"cuBLAS plain product (ceiling)", cublas_plain},
+                  {"up forward", up_forward},
+                  {"up forward + SwiGLU + norms", expert_up},
+                  {"down forward", down_forward},
+                  {"up dgrad", up_dgrad},
+                  {"up wgrad", up_wgrad},
+                  {"up wgrad, fp32", up_wgrad_wide},
+                  {"cuBLAS grouped up forward", cublas_forward},
+                  {"cuBLAS grouped up dgrad", cublas_dgrad},
+                  {"cuBLAS grouped up wgrad", cublas_wgrad},
+                  {"cuBLAS grouped up wgrad, fp32", cublas_wgrad_wide},
+                  {"row norms", row_norms},
+                  {"pack", pack_rows},
+                  {"combine", combine_rows},
+                  {"swiglu forward", swiglu_forward},
+                  {"swiglu backward", swiglu_backward},
+                  {"group pairs", group_pairs},
+                  {"select half of the pairs", select_pairs},
+                  {"router softmax top-k", router_forward},
+                  {"skewadam, factored", skewadam_factored},
+                  {"skewadam, factored + momentum", skewadam_momentum},
+                  {"adamw", adamw}};
+enum { OPERATIONS = sizeof operations / sizeof *operations };
+
+/* ---- timing -------------------------------------------------------------------------------------
+ */
+
+/* Seconds of one of `calls` calls in a row. */
+static mz_kstatus stretch(layer *l, operation *run, int calls, cost *c, double *seconds) {
+    mz_kstatus status = mz_kernels_mark(l->kernels, 0, 0);
+    for (int i = 0; i < calls && status == MZ_K_OK; i++)
+        status = run(l, c);
+    if (status == MZ_K_OK)
+        status = mz_kernels_mark(l->kernels, 0, 1);
+    if (status == MZ_K_OK)
+        status = mz_kernels_sync(l->kernels, 0);
+    if (status == MZ_K_OK)
+        status = mz_kernels_elapsed(l->kernels, 0, 1, seconds);
+    *seconds /= calls;
+    return status;
+}
+
+/* The median of three stretches of about 50 ms after a call to warm up. */
+static mz_kstatus measure(layer *l, operation *run, bool small, timing *t) {
+    cost c = {0, 0};
+    double once = NAN, s[3] = {NAN, NAN, NAN};
+    mz_kstatus status = stretch(l, run, 1, &c, &once);
+    if (status == MZ_K_OK && !small)
+        status = stretch(l, run, 1, &c, &once);
+    const int calls = small || !(once < 0.05) ? 1 : (int)(0.05 / fmax(once, 1e-4));
+    for (int i = 0; i < 3 && status == MZ_K_OK; i++)
+        status = stretch(l, run, calls, &c, &s[i]);
+    t->flops = c.flops;
+    t->bytes = c.bytes;
+    t->seconds = status == MZ_K_OK ? fmax(fmin(s[0], s[1]), fmin(fmax(s[0], s[1]), s[2])) : NAN;
+    return status;
+}
+
+static void note_ceiling(timings *t, const timing *one) {
+    if (isnan(one->seconds))
+        return;
+    if (strcmp(one->operation, "copy (ceiling)") == 0)
+        t->copy_rate = fmax(t->copy_rate, one->bytes / one->seconds);
+    if (strcmp(one->operation, "cuBLAS plain product (ceiling)") == 0)
+        t->matrix_rate = fmax(t->matrix_rate, one->flops / one->seconds);
+}
+
+/* A refusal is a line of the table; a device that fails ends the run. */
+static mz_kstatus time_layer(layer *l, bool small, double deadline, timings *t) {
+    for (int i = 0; i < OPERATIONS; i++) {
+        if (t->n == TIMINGS_MOST || now_seconds() > deadline) {
+            t->cut = true;
+            return MZ_K_OK;
+        }
+        timing *one = &t->at[t->n++];
+        *one = (timing){.operation = operations[i].name, .shape = l->shape.name};
+        const mz_kstatus status = measure(l, operations[i].run, small, one);
+        if (status != MZ_K_OK)
+            snprintf(one->message, sizeof one->message, "%s",
+                     status == MZ_K_ENOMEM ? "needs more memory" : mz_kernels_error(l->kernels));
+        if (status == MZ_K_EFAILED)
+            return status;
+        note_ceiling(t, one);
+    }
+    return MZ_K_OK;
+}
+
+static int shapes_of(bool small, const shape **s) {
+    *s = small ? small_shapes : shapes;
+    return small ? (int)(sizeof small_shapes / sizeof *small_shapes)
+                 : (int)(sizeof shapes / sizeof *shapes);
+}
+
+mz_kstatus time_all(mz_kernels *k, bool small, uint64_t seed, double deadline, timings *t) {
+    const shape *s;
+    const int n = shapes_of(small, &s);
+    mz_kstatus status = MZ_K_OK;
+    for (int i = 0; i < n && status == MZ_K_OK && !t->cut; i++) {
+        layer l;
+        status = layer_open(k, &s[i], seed, &l);
+        if (status == MZ_K_OK)
+            status = time_layer(&l, small, deadline, t);
+        layer_close(&l);
+    }
+    return status;
+}
+
+static bool write_shape(const shape *s, uint64_t seed, FILE *file) {
+    int32_t *expert = malloc(sizeof *expert * (size_t)(s->tokens * s->k));
+    int64_t *begin = malloc(sizeof *begin * ((size_t)s->experts + 1));
+    const bool drawn = expert && begin && draw_pairs(s, &seed, expert, begin);
+    if (drawn) {
+        fprintf(file, "%s\t%lld\t%lld", s->name, (long long)s->hidden, (long long)s->intermediate);
+        for (int32_t e = 0; e < s->experts; e++)
+            fprintf(file, "\t%lld", (long long)(begin[e + 1] - begin[e]));
+        fputc('\n', file);
+    }
+    free(expert);
+    free(begin);
+    return drawn;
+}
+
+bool write_counts(bool small, uint64_t seed, FILE *file) {
+    const shape *s;
+    const int n = shapes_of(small, &s);
+    bool written = true;
+    for (int i = 0; i < n && written; i++)
+        written = write_shape(&s[i], seed, file);
+    return written;
+}
