@@ -597,8 +597,11 @@ static int64_t wave_of(const mz_update *a, int64_t first) {
     return a->matrices - first < WAVE ? a->matrices - first : (int64_t)WAVE;
 }
 
-static size_t rounded(size_t bytes) {
-    return (bytes + 255) & ~(size_t)255;
+/* Takes the next `bytes` of the workspace; without one it only counts. */
+static void *take(char *workspace, size_t *used, size_t bytes) {
+    void *memory = workspace ? workspace + *used : NULL;
+    *used += (bytes + 255) & ~(size_t)255;
+    return memory;
 }
 
 /* Places the parts of the scratch and returns its size. */
@@ -607,13 +610,11 @@ static size_t place(step_work *w, char *workspace) {
     if (!has_clip(a))
         return 0;
     const int64_t sums = a->matrices * (is_factored(a) ? w->tiles : w->blocks);
-    size_t used = rounded(sizeof(float) * (size_t)sums);
-    w->sum = (float *)workspace;
-    w->clip = (float *)(workspace + used);
-    used += rounded(sizeof(float) * (size_t)a->matrices);
-    w->part = (float *)(workspace + used);
-    if (is_factored(a))
-        used += sizeof(float) * (size_t)(wave_of(a, 0) * w->blocks * 2 * a->cols);
+    const int64_t parts = is_factored(a) ? wave_of(a, 0) * w->blocks * 2 * a->cols : 0;
+    size_t used = 0;
+    w->sum = (float *)take(workspace, &used, sizeof(float) * (size_t)sums);
+    w->clip = (float *)take(workspace, &used, sizeof(float) * (size_t)a->matrices);
+    w->part = (float *)take(workspace, &used, sizeof(float) * (size_t)parts);
     return used;
 }
 
@@ -684,25 +685,22 @@ static int update_full(void *stream, step_work *w) {
 /* Places Muon's parts; `products` is the scratch of the grouped GEMM. */
 static size_t place_muon(const mz_cuda_device *d, muon_work *w, char *workspace, void **products) {
     const int64_t s = muon_short(w->a), l = muon_long(w->a);
-    const size_t wide = rounded(2 * (size_t)(s * l)), square = rounded(2 * (size_t)(s * s));
-    w->x = (uint16_t *)workspace;
-    w->y = (uint16_t *)(workspace + wide);
-    w->gram = (uint16_t *)(workspace + 2 * wide);
-    w->poly = (uint16_t *)(workspace + 2 * wide + square);
-    size_t used = 2 * wide + 2 * square;
-    w->norm2 = (float *)(workspace + used);
-    used += rounded(sizeof(float) * NORM_BLOCKS);
-    w->begin = (int64_t *)(workspace + used);
-    w->weight = (void **)(workspace + used + 2 * sizeof(int64_t));
-    used += 256;
-    *products = workspace + used;
+    size_t used = 0;
+    w->x = (uint16_t *)take(workspace, &used, 2 * (size_t)(s * l));
+    w->y = (uint16_t *)take(workspace, &used, 2 * (size_t)(s * l));
+    w->gram = (uint16_t *)take(workspace, &used, 2 * (size_t)(s * s));
+    w->poly = (uint16_t *)take(workspace, &used, 2 * (size_t)(s * s));
+    w->norm2 = (float *)take(workspace, &used, sizeof(float) * NORM_BLOCKS);
+    w->begin = (int64_t *)take(workspace, &used, 2 * sizeof(int64_t));
+    w->weight = (void **)take(workspace, &used, sizeof(void *));
     mz_product_args args = {};
     args.groups.groups = 1;
     args.groups.rows_max = s;
     args.n = s;
     args.k = l;
     args.type = MZ_BF16;
-    return used + mz_cuda_grouped_gemm_workspace(d, &args);
+    *products = take(workspace, &used, mz_cuda_grouped_gemm_workspace(d, &args));
+    return used;
 }
 
 static int update_muon(const mz_cuda_device *d, void *stream, const mz_update *a, char *workspace) {
