@@ -59,6 +59,19 @@ static void gradient_norm(mz_step *s) {
         step_need_each(s, 0, s->ranks, s->joined);
 }
 
+/* The rank's own parameters, and the replicas that it holds where these have optimizer state. */
+static double update_seconds(const mz_step *s, int32_t rank) {
+    const step_sizes *z = &s->sizes;
+    int64_t replicas = 0;
+    for (int32_t l = 0; l < s->moe; l++) {
+        const int32_t instances = step_work_at(s, 0, l)[rank].instances;
+        replicas += instances > s->mains ? instances - s->mains : 0;
+    }
+    return mz_cost_memory(&s->cluster->device,
+                          z->update_bytes + (double)replicas * z->slot_update_bytes) +
+           (z->update_flops + (double)replicas * z->slot_update_flops) / step_product_rate(s);
+}
+
 void step_build_tail(mz_step *s) {
     const step_sizes *z = &s->sizes;
     const double passes = s->options.zero == 0 ? 2 : 1;
@@ -70,10 +83,8 @@ void step_build_tail(mz_step *s) {
     }
     gradient_norm(s);
     exchange_cut_matrices(s);
-    const double update = mz_cost_memory(&s->cluster->device, z->update_bytes) +
-                          z->update_flops / step_product_rate(s);
     for (int32_t r = 0; r < s->ranks; r++)
-        step_emit_other(s, r, PHASE_OPTIMIZER, s->layers, update, 4);
+        step_emit_other(s, r, PHASE_OPTIMIZER, s->layers, update_seconds(s, r), 4);
     if (s->options.zero == 1 || s->options.zero == 2) {
         ring_all(s, (double)z->dense_weights, 1, PHASE_PARAMETER_GATHER);
         ring_copies(s, (double)z->expert_weights, 1, PHASE_PARAMETER_GATHER);

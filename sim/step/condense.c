@@ -452,8 +452,10 @@ mz_code step_condense(mz_step *s, const mz_load *load, const mz_pairs *pairs, co
     if (code != MZ_OK)
         return code;
     for (int32_t e = 0; e < plan->experts && !s->traits.free_replicas; e++)
-        for (int32_t i = plan->begin[e] + 1; i < plan->begin[e + 1]; i++)
-            at->work[plan->rank[i]].hosted++;
+        for (int32_t i = plan->begin[e]; i < plan->begin[e + 1]; i++) {
+            at->work[plan->rank[i]].hosted += i > plan->begin[e];
+            at->work[plan->rank[i]].instances++;
+        }
     for (int32_t r = 0; r < s->ep; r++)
         at->work[r].pairs = load->source[r];
     for (int32_t r = 0; !s->options.memory_only && r < s->ep; r++)

@@ -67,7 +67,8 @@ typedef struct step_rank_work {
     int64_t packed, back_packed, again_packed; /* rows this source sends, to itself included */
     step_lanes forward, backward, again;
     double expert_s, back_expert_s;
-    int32_t hosted; /* replicas here: instances that are not their expert's first */
+    int32_t hosted;    /* replicas here: instances that are not their expert's first */
+    int32_t instances; /* all of them */
 } step_rank_work;
 
 /* One rank's share of one chunk of a call, where the policy overlaps chunks (traits.chunks > 1). A
@@ -154,6 +155,8 @@ typedef struct step_sizes {
     int64_t dense_weights, expert_weights; /* sums of these */
     double update_bytes;                   /* of the optimizer through the rank's memory */
     double update_flops;                   /* of its matrix products (Muon, GaLore) */
+    /* the same for one replica of one layer, where replicas have optimizer state */
+    double slot_update_bytes, slot_update_flops;
     /* that the update receives of matrices cut between all ranks, and between copies of experts */
     double exchange_all, exchange_copies;
     int64_t shard_gradients; /* read once more for the gradient norm */

@@ -131,9 +131,11 @@ static void eager_sizes(mz_step *s) {
     z->scores_back = selective ? 6 * m->heads : 4 * m->heads;
 }
 
-/* Optimizer state of resident replicas that have their own, and what their update moves. */
+/* Optimizer state of resident replicas that have their own, and what the update of one moves: state
+ * is held for all slots, empty ones are not updated. */
 static void replica_optimizer(mz_step *s, int64_t extra) {
     step_sizes *z = &s->sizes;
+    const double slots = (double)extra * s->moe;
     for (int64_t i = 0; i < s->model->tensors; i++) {
         const mz_tensor *t = &s->model->tensor[i];
         if (!expert_of(t))
@@ -142,8 +144,8 @@ static void replica_optimizer(mz_step *s, int64_t extra) {
         const mz_update u = mz_optimizer_update(s->options.optimizer, t, copies, update_parts(s, t),
                                                 s->options.temporaries);
         z->optimizer += u.state_bytes;
-        z->update_bytes += u.traffic_bytes;
-        z->update_flops += u.flops;
+        z->slot_update_bytes += u.traffic_bytes / slots;
+        z->slot_update_flops += u.flops / slots;
         z->exchange_copies += u.exchange_bytes;
     }
 }
@@ -170,7 +172,7 @@ static void replica_sizes(mz_step *s) {
     } else if (t->replica_memory == MZ_REPLICAS_RESIDENT ||
                (t->replica_memory == MZ_REPLICAS_PER_LAYER && t->sharded_optimizer)) {
         z->replicas = extra * (weights + gradients) * s->moe;
-        if (t->replica_optimizer)
+        if (t->replica_optimizer && extra > 0)
             replica_optimizer(s, extra);
     } else if (t->replica_memory == MZ_REPLICAS_PER_LAYER) {
         z->replica_weights = weights;
