@@ -17,7 +17,7 @@
     extern __shared__ __align__(16) unsigned char cu_dynamic_[];                                   \
     T *name = reinterpret_cast<T *>(cu_dynamic_)
 #define CU_LAUNCH(kernel, grid, block, bytes, stream, ...)                                         \
-    ((kernel)<<<(grid), (block), (bytes), (cudaStream_t)(stream)>>>(__VA_ARGS__),                  \
+    ((kernel) < < < (grid), (block), (bytes), (cudaStream_t)(stream) >>> (__VA_ARGS__),            \
      (int)cudaGetLastError())
 
 template <class Kernel> static inline int cu_allow_shared(Kernel kernel, int bytes) {
@@ -39,7 +39,8 @@ __device__ static inline void cu_mma_m16n8k16_bf16(float d[4], const unsigned a[
 __device__ static inline void cu_copy_async16(void *shared, const void *global, bool valid) {
     const unsigned to = (unsigned)__cvta_generic_to_shared(shared);
     const int bytes = valid ? 16 : 0;
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(global), "r"(bytes));
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(global),
+                 "r"(bytes));
 }
 __device__ static inline void cu_copy_commit() {
     asm volatile("cp.async.commit_group;" ::);
