@@ -250,7 +250,8 @@ static mz_code run_once(memory_job *job, int64_t micro_batch, bool keep, bool *f
         code = open_loads(job, micro_batch, &r, err);
     if (code == MZ_OK) {
         const mz_load_source source = mz_loads_source(r.loads);
-        code = mz_sim_run(r.sim, &source, &quiet, 0, err);
+        const int64_t steps = job->trace ? mz_stream_steps(r.stream) : 2;
+        code = mz_sim_run(r.sim, &source, &quiet, steps, err);
     }
     if (code == MZ_OK)
         code = keep ? keep_result(job, &r, err) : mz_sim_results(r.sim, &run, err);

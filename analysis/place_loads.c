@@ -69,10 +69,14 @@ static int64_t cells(const tally *t) {
     return t->layers * t->sources * t->experts;
 }
 
-static mz_code tally_make(tally *t, const mz_policy_traits *traits, mz_arena *arena, mz_err *err) {
+/* steps: how many lie before the window. */
+static mz_code tally_make(tally *t, const mz_policy_traits *traits, int64_t steps, mz_arena *arena,
+                          mz_err *err) {
     if (traits->sees & MZ_SEES_HISTORY)
         t->depth =
             (traits->lag < 1 ? 1 : traits->lag) + (traits->window < 1 ? 1 : traits->window) - 1;
+    if (!traits->history_calls && t->depth > steps)
+        t->depth = steps;
     t->current = MZ_NEW(arena, int64_t, cells(t));
     t->ring = t->depth > 0 ? MZ_NEW(arena, int64_t, t->depth * cells(t)) : NULL;
     t->unit_step = MZ_NEW(arena, int64_t, t->depth + 1);
@@ -279,7 +283,7 @@ mz_code place_source_read(place_source *from, int32_t ranks, const place_window 
                        "the loads are of %lld sources, which do not merge to %d ranks: give a "
                        "number of ranks that divides them",
                        (long long)t.sources, ranks);
-    mz_code code = tally_make(&t, traits, arena, err);
+    mz_code code = tally_make(&t, traits, w->first_step, arena, err);
     if (code == MZ_OK)
         code = from->trace ? add_trace(from, ranks, w, traits, &t, &loads->reshaped, err)
                            : add_counts(from->counts, w, &t, err);

@@ -330,7 +330,7 @@ static void group_hosts(laer_state *state) {
     }
 }
 
-/* Rows of one source over `n` hosts, the first rest[..] of them one more. */
+/* Rows of one source over `n` hosts, the first rows % n of them one more. */
 static void split_rows(laer_state *state, int32_t s, int64_t rows, const int32_t *host, int32_t n) {
     const int64_t each = n == 1 ? rows : rows / n, more = n == 1 ? 0 : rows % n;
     for (int32_t k = 0; k < n; k++) {

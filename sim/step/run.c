@@ -108,7 +108,8 @@ static mz_code init_policy(mz_sim *sim, sim_policy *p, const char *text, mz_err 
     return code == MZ_OK ? MZ_OK : mz_err_prefix(err, "policy %s", text);
 }
 
-static mz_code init_history(mz_sim *sim, mz_err *err) {
+/* As deep as some policy looks, and no deeper than there are steps (0: not known). */
+static mz_code init_history(mz_sim *sim, int64_t steps_expected, mz_err *err) {
     int64_t steps = 0, calls = 0;
     for (int i = 0; i < sim->policies; i++) {
         mz_policy_traits *t = &sim->policy[i].traits;
@@ -120,9 +121,8 @@ static mz_code init_history(mz_sim *sim, mz_err *err) {
         const int64_t need = (int64_t)t->lag + t->window - 1;
         *most = need > *most ? need : *most;
     }
-    sim->rows = MZ_NEW(&sim->arena, int64_t, sim->ranks);
-    if (!sim->rows)
-        return mz_fail_nomem(err, "scratch rows");
+    if (steps_expected > 0 && steps > steps_expected)
+        steps = steps_expected;
     return step_history_create(&sim->arena, sim->layers, sim->ranks, sim->options.ep, sim->experts,
                                steps, calls, &sim->history, err);
 }
@@ -145,8 +145,9 @@ mz_code mz_sim_create(const mz_model *model, const mz_cluster *cluster,
     mz_code code = sim->policy ? MZ_OK : mz_fail_nomem(err, "policies");
     for (int i = 0; code == MZ_OK && i < count; i++)
         code = init_policy(sim, &sim->policy[i], policies[i], err);
-    if (code == MZ_OK)
-        code = init_history(sim, err);
+    sim->rows = MZ_NEW(&sim->arena, int64_t, sim->ranks);
+    if (code == MZ_OK && !sim->rows)
+        code = mz_fail_nomem(err, "scratch rows");
     if (code != MZ_OK) {
         mz_sim_free(&sim);
         return code;
@@ -478,7 +479,7 @@ mz_code mz_sim_run(mz_sim *sim, const mz_load_source *source, mz_app *app, int64
                        sim->layers);
     mz_progress progress = mz_progress_start(&app->log, "simulating", "steps", steps_expected);
     mz_load sums = {0};
-    mz_code code = MZ_OK;
+    mz_code code = init_history(sim, steps_expected, err);
     while (code == MZ_OK) {
         mz_step_head head;
         bool end = false;

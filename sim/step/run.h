@@ -20,6 +20,8 @@ void mz_sim_free(mz_sim **sim);
 mz_code mz_sim_want_bounds(mz_sim *sim, mz_err *err);
 bool mz_sim_wants_weights(const mz_sim *sim); /* some policy reads gate weights */
 bool mz_sim_wants_pairs(const mz_sim *sim);   /* ... or dispatch needs the pairs */
+/* Once. steps_expected: no more than so many steps come (it bounds the memory of the past); 0: not
+ * known. */
 mz_code mz_sim_run(mz_sim *sim, const mz_load_source *source, mz_app *app, int64_t steps_expected,
                    mz_err *err);
 /* The step builder of policy i; lives as long as the sim. */

@@ -265,6 +265,10 @@ for layer in range(16):
     assert [e["load"] for e in r["layers"][layer]["experts"]] == count.tolist(), layer
 PY
     fails 2 "" place --policy eplb --trace "$example" --first-step 99
+    # A window beyond what was recorded is all of it.
+    place --policy 'eplb[window=1000000]' --trace "$example" --first-step 4 --json >d.json
+    place --policy 'eplb[window=4]' --trace "$example" --first-step 4 --json >e.json
+    diff <(grep -v 'measured\|"policy"' d.json) <(grep -v 'measured\|"policy"' e.json)
 }
 
 # ---- numbers of layers

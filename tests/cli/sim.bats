@@ -109,6 +109,12 @@ assert one == many
 EOF
 }
 
+@test "a window beyond what was recorded is all of it" {
+    "${sim[@]}" --json --policy 'eplb[window=1000000,interval=1]' >a.json
+    "${sim[@]}" --json --policy 'eplb[window=6,interval=1]' >b.json
+    diff <(grep -v window a.json) <(grep -v window b.json)
+}
+
 @test "--timing adds measured planner time and changes nothing else" {
     "${sim[@]}" --policy symi,ultraep --json >plain.json
     "${sim[@]}" --policy symi,ultraep --json --timing >timed.json
