@@ -89,9 +89,10 @@ static void add_tensors(mz_step *s) {
 }
 
 /* What stays from forward to backward besides the layer's input: the inputs of every product and of
- * attention, its output and log-sum-exp (fp32 per head), both norms' outputs, the router's logits
- * and choices. Selective recomputation drops norm outputs and activations, which memory-bound
- * kernels make again. */
+ * attention, its output and log-sum-exp (fp32 per head), both norms' outputs, the inputs of norms
+ * of queries and keys or of their latents besides the outputs, the router's logits and choices.
+ * Selective recomputation drops norm outputs and activations, which memory-bound kernels make
+ * again. */
 static void token_sizes(mz_step *s) {
     const mz_model *m = s->model;
     const step_widths w = s->width;
@@ -99,9 +100,11 @@ static void token_sizes(mz_step *s) {
     const int64_t h = m->hidden, gates = m->gated ? 2 : 1;
     const bool selective = s->options.recompute == MZ_RECOMPUTE_SELECTIVE;
     const int64_t norms = selective ? 0 : 2 * h, acts = selective ? 0 : 1;
+    const int64_t latent = m->kv_lora > 0 ? m->q_lora + m->kv_lora : 0;
+    const int64_t normed = selective ? 0 : latent + (m->qk_norm ? w.query + w.key : 0);
     z->input = 2 * h;
     z->attention = 2 * (h + norms + w.query + w.key + w.value + w.output) + 4 * m->heads +
-                   2 * (m->kv_lora > 0 ? m->q_lora + m->kv_lora + m->rope_dim : 0);
+                   2 * (normed + latent + (m->kv_lora > 0 ? m->rope_dim : 0));
     z->dense = 2 * (gates + acts) * m->dense_intermediate;
     z->shared = 2 * (gates + acts) * m->shared_intermediate;
     z->router = 4 * (int64_t)m->experts + 8 * (int64_t)m->top_k;

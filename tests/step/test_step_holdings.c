@@ -211,6 +211,30 @@ static void test_eager_attention(void **state) {
     tiny_free(&t);
 }
 
+/* 32 tokens, queries and keys of 64: with norms of their own both are there twice; latents of 24
+ * and 16 and 8 rotary values, the latents twice. Selective recomputation keeps the norms' inputs.
+ */
+static void test_norms_of_queries(void **state) {
+    tiny t;
+    make(&t, 1, 1, "mm");
+    const int64_t plain = tiny_run(&t, 1).peak_bytes;
+    t.options.recompute = MZ_RECOMPUTE_SELECTIVE;
+    const int64_t selective = tiny_run(&t, 1).peak_bytes;
+    t.model.qk_norm = true;
+    assert_int_equal(tiny_run(&t, 1).peak_bytes, selective);
+    t.options.recompute = MZ_RECOMPUTE_NONE;
+    assert_int_equal(tiny_run(&t, 1).peak_bytes, plain + 2 * 2 * (64 + 64) * T);
+    t.model.qk_norm = false;
+    t.model.q_lora = 24;
+    t.model.kv_lora = 16;
+    t.model.rope_dim = 8;
+    t.model.nope_dim = 24; /* with the rotary part 32 a head, as before */
+    assert_int_equal(tiny_run(&t, 1).peak_bytes, plain + 2 * 2 * (2 * (24 + 16) + 8) * T);
+    t.options.recompute = MZ_RECOMPUTE_SELECTIVE;
+    assert_int_equal(tiny_run(&t, 1).peak_bytes, selective + 2 * 2 * (24 + 16 + 8) * T);
+    tiny_free(&t);
+}
+
 /* Logits of a micro-batch stay until the next ones are made, and through the update. */
 static void test_kept_logits(void **state) {
     enum { LOGITS = 2 * TINY_VOCAB * T };
@@ -438,6 +462,7 @@ int main(void) {
         cmocka_unit_test(test_buffer_bytes),
         cmocka_unit_test(test_sizing),
         cmocka_unit_test(test_eager_attention),
+        cmocka_unit_test(test_norms_of_queries),
         cmocka_unit_test(test_kept_logits),
         cmocka_unit_test(test_loss_in_pieces),
         cmocka_unit_test(test_sums_at_every_event),
