@@ -250,6 +250,42 @@ static void test_update_products(void **state) {
     tiny_free(&t);
 }
 
+/* Replicas with optimizer state of their own: what is updated are those that there are, while state
+ * lies in every slot. Two slots a rank beside its two experts; one copy, on rank 1. */
+static void test_update_of_replicas(void **state) {
+    static const int32_t expert[] = {0, 0, 1, 2, 3}, rank[] = {0, 1, 0, 1, 1};
+    static const int32_t alone[] = {0, 1, 2, 3}, home[] = {0, 0, 1, 1};
+    static const int64_t pairs[] = {16, 0, 16, 16, 16, 16, 0, 16, 16, 16};
+    static const int64_t at_home[] = {16, 16, 16, 16, 16, 16, 16, 16};
+    const int update = tiny_phase("optimizer");
+    mz_optimizer adamw;
+    mz_err err;
+    tiny t;
+    double one_expert = 0;
+    tiny_make(&t, 2, 2, "m");
+    assert_ok(mz_optimizer_parse("adamw", &adamw, &err), &err);
+    t.options.optimizer = &adamw;
+    t.options.effects.other_work = true;
+    t.options.zero = 0;
+    for (int64_t i = 0; i < t.model.tensors; i++)
+        if (t.tensor[i].tier == MZ_TIER_EXPERT)
+            one_expert += mz_optimizer_update(&adamw, &t.tensor[i], t.tensor[i].count / 4, 1,
+                                              MZ_TEMPORARIES_FUSED)
+                              .traffic_bytes;
+    tiny_load(&t, even);
+    tiny_plan(&t, 4, alone, home, at_home, NULL);
+    const double none = tiny_run(&t, 1).phase_s[update];
+    t.traits.slots = 4;
+    t.traits.replica_memory = MZ_REPLICAS_RESIDENT;
+    t.traits.replica_optimizer = true;
+    tiny_plan(&t, 4, alone, home, at_home, NULL);
+    assert_close(tiny_run(&t, 1).phase_s[update], none);
+    tiny_plan(&t, 5, expert, rank, pairs, NULL);
+    assert_true(one_expert > 0);
+    assert_close(tiny_run(&t, 1).phase_s[update], none + one_expert / memory);
+    tiny_free(&t);
+}
+
 /* ---- planning ---- */
 
 static mz_step_outcome planned(tiny *t, int32_t steps) {
@@ -448,12 +484,19 @@ static void test_copies_on_one_device(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_once_per_step),        cmocka_unit_test(test_summed_gradients_hide),
-        cmocka_unit_test(test_lasting_plan),         cmocka_unit_test(test_prefetch),
-        cmocka_unit_test(test_sharded_weights),      cmocka_unit_test(test_planning),
-        cmocka_unit_test(test_moves_beside_gathers), cmocka_unit_test(test_update_products),
-        cmocka_unit_test(test_route_needs_an_entry), cmocka_unit_test(test_chunks),
-        cmocka_unit_test(test_chunks_keep_rows),     cmocka_unit_test(test_chunks_have_tiles),
+        cmocka_unit_test(test_once_per_step),
+        cmocka_unit_test(test_summed_gradients_hide),
+        cmocka_unit_test(test_lasting_plan),
+        cmocka_unit_test(test_prefetch),
+        cmocka_unit_test(test_sharded_weights),
+        cmocka_unit_test(test_planning),
+        cmocka_unit_test(test_moves_beside_gathers),
+        cmocka_unit_test(test_update_products),
+        cmocka_unit_test(test_update_of_replicas),
+        cmocka_unit_test(test_route_needs_an_entry),
+        cmocka_unit_test(test_chunks),
+        cmocka_unit_test(test_chunks_keep_rows),
+        cmocka_unit_test(test_chunks_have_tiles),
         cmocka_unit_test(test_copies_on_one_device),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
