@@ -16,9 +16,12 @@
 #define CU_DYN_SHARED(T, name)                                                                     \
     extern __shared__ __align__(16) unsigned char cu_dynamic_[];                                   \
     T *name = reinterpret_cast<T *>(cu_dynamic_)
+/* It would take the brackets of a launch apart. */
+/* clang-format off */
 #define CU_LAUNCH(kernel, grid, block, bytes, stream, ...)                                         \
-    ((kernel) < < < (grid), (block), (bytes), (cudaStream_t)(stream) >>> (__VA_ARGS__),            \
+    ((kernel)<<<(grid), (block), (bytes), (cudaStream_t)(stream)>>>(__VA_ARGS__),                  \
      (int)cudaGetLastError())
+/* clang-format on */
 
 template <class Kernel> static inline int cu_allow_shared(Kernel kernel, int bytes) {
     return (int)cudaFuncSetAttribute((const void *)kernel,
