@@ -274,7 +274,7 @@ mz_code mz_expand_given(mz_expand *x, const mz_plan *plan, const int64_t *rows,
     return MZ_OK;
 }
 
-static int64_t common_divisor(int64_t a, int64_t b) {
+int64_t mz_common_divisor(int64_t a, int64_t b) {
     while (b > 0) {
         const int64_t rest = a % b;
         a = b;
@@ -285,7 +285,7 @@ static int64_t common_divisor(int64_t a, int64_t b) {
 
 mz_stride mz_stride_of(int64_t pairs, int32_t expert) {
     int64_t stride = pairs / 2 + 1 < pairs ? pairs / 2 + 1 : pairs - 1;
-    while (common_divisor(pairs, stride) != 1)
+    while (mz_common_divisor(pairs, stride) != 1)
         stride++;
     return (mz_stride){pairs, stride, expert % pairs};
 }

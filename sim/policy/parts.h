@@ -22,6 +22,8 @@ void mz_shares_split(const mz_shares *shares, int64_t total, int64_t *share, uin
 /* The least whole number not below x, where x is a product of a few binary fractions: 1.1 times 50
  * is 55. Exact up to 2^48. */
 int64_t mz_rows_up(double x);
+/* The greatest common divisor of a and b >= 0; the other one where one is 0. */
+int64_t mz_common_divisor(int64_t a, int64_t b);
 
 /* ---- order.c
  * order: the indices 0..n-1 by falling key, equal keys by index. scratch has n elements. No key is

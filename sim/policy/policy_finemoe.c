@@ -82,22 +82,12 @@ typedef struct finemoe_state {
 /* ---- symmetric placement -----------------------------------------------------------------------
  */
 
-/* Greatest common divisor. */
-static int32_t gcd(int32_t a, int32_t b) {
-    while (b != 0) {
-        const int32_t t = a % b;
-        a = b;
-        b = t;
-    }
-    return a;
-}
-
 /* The next generator: in geometric progression up to R/2, larger than the last, and with d
  * different multiples; 1 where there is none left. */
 static int32_t next_generator(int32_t ranks, int32_t d, int32_t j, int32_t mains, int32_t last) {
     int32_t s = (int32_t)(pow(ranks / 2.0, (double)j / mains) + 0.5);
     s = s > last ? s : last + 1;
-    while (s <= ranks / 2 && ranks / gcd(ranks, s) < d)
+    while (s <= ranks / 2 && ranks / mz_common_divisor(ranks, s) < d)
         s++;
     return s <= ranks / 2 ? s : 1;
 }
