@@ -151,7 +151,8 @@ struct mz_plugin_call {
     const int32_t *rank;
     const int64_t *pairs; /* what decide meant for each host, or -1 */
     /* `pairs` pairs of (source, expert) are computed by that host (its place in `rank`); may be
-     * called for one place several times, in any order. */
+     * called for one place several times, in any order. All together must be what the source has
+     * for the expert, less what is dropped. */
     bool (*send)(mz_plugin_call *call, int32_t source, int32_t host, int64_t pairs);
     /* Pairs that nobody computes (lossy only). */
     bool (*drop)(mz_plugin_call *call, int32_t source, int32_t expert, int64_t pairs);
