@@ -1,10 +1,15 @@
-/* Sixteen lanes of fp32 for the files that are compiled once per instruction set, with MZ_SIMD
- * naming it: the compiler splits the lanes over what registers there are. Ends of rows that do not
- * fill the lanes go through a padded copy, so that they take the same path. */
+/* Vectors of fp32 for the files that are compiled once per instruction set, with MZ_SIMD naming it:
+ * LANES values, as many as one register has. Sums are kept in 16 partial sums whatever the width,
+ * by column modulo 16, so that every instruction set gives the same bits. Ends of rows that do not
+ * fill a register go through a padded copy, so that they take the same arithmetic. */
 #ifndef MIZAN_KERNELS_HOST_LANES_H
 #define MIZAN_KERNELS_HOST_LANES_H
 
 #include "kernels/arithmetic.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
 
 #define MZ_TABLE_OF(name, simd) name##_##simd
 #define MZ_TABLE_OF_(name, simd) MZ_TABLE_OF(name, simd)
@@ -13,11 +18,20 @@
 #define MZ_TEXT_OF_(simd) MZ_TEXT_OF(simd)
 #define MZ_SIMD_TEXT MZ_TEXT_OF_(MZ_SIMD)
 
+#if defined(__AVX512F__)
 #define LANES 16
-typedef float lanes __attribute__((vector_size(64)));
-typedef uint32_t bits __attribute__((vector_size(64)));
-typedef int32_t ints __attribute__((vector_size(64)));
-typedef uint16_t halves __attribute__((vector_size(32)));
+#elif defined(__AVX2__)
+#define LANES 8
+#else
+#define LANES 4
+#endif
+#define SUMS 16 /* partial sums */
+#define PER_SUM (SUMS / LANES)
+
+typedef float lanes __attribute__((vector_size(4 * LANES)));
+typedef uint32_t bits __attribute__((vector_size(4 * LANES)));
+typedef int32_t ints __attribute__((vector_size(4 * LANES)));
+typedef uint16_t halves __attribute__((vector_size(2 * LANES)));
 
 #define INLINE static inline __attribute__((always_inline))
 
@@ -38,9 +52,16 @@ INLINE lanes load_bf16(const uint16_t *p) {
 INLINE void store_bf16(uint16_t *p, lanes v) {
     const bits u = (bits)v;
     const bits rounded = (u + 0x7fffu + (u >> 16 & 1u)) >> 16;
-    const bits nan = (bits)((u & 0x7fffffffu) > 0x7f800000u);
-    const halves h = __builtin_convertvector((rounded & ~nan) | ((u >> 16 | 0x40u) & nan), halves);
+    const bits nan = (bits)((ints)(u & 0x7fffffffu) > 0x7f800000);
+    const bits result = (rounded & ~nan) | ((u >> 16 | 0x40u) & nan);
+#if defined(__AVX512F__) || !defined(__AVX2__)
+    const halves h = __builtin_convertvector(result, halves);
     memcpy(p, &h, sizeof h);
+#else
+    const __m256i both = _mm256_packus_epi32((__m256i)result, (__m256i)result);
+    _mm_storeu_si128((__m128i *)(void *)p,
+                     _mm256_castsi256_si128(_mm256_permute4x64_epi64(both, 0x08)));
+#endif
 }
 
 /* A row's last lanes, the missing ones zero. */
@@ -65,13 +86,48 @@ INLINE void store_some_bf16(uint16_t *p, lanes v, int64_t n) {
     memcpy(p, padded, sizeof *p * (size_t)n);
 }
 
-INLINE float sum_of(lanes v) {
-    float s[LANES];
-    store_f32(s, v);
-    for (int half = LANES / 2; half > 0; half /= 2)
+/* ---- 16 partial sums ----------------------------------------------------------------------------
+ * In registers while whole rounds of 16 columns last (sums), then in memory for the end of the row
+ * (tail): column i adds to partial sum i % 16. */
+typedef struct sums {
+    lanes part[PER_SUM];
+} sums;
+typedef struct tail {
+    float part[SUMS];
+} tail;
+INLINE tail tail_of(const sums *s) {
+    tail t;
+    for (int i = 0; i < PER_SUM; i++)
+        store_f32(t.part + i * LANES, s->part[i]);
+    return t;
+}
+/* The first n lanes of v, columns i and on. */
+INLINE void tail_add(tail *t, int64_t i, lanes v, int64_t n) {
+    float value[LANES];
+    store_f32(value, v);
+    for (int64_t l = 0; l < LANES && l < n; l++)
+        t->part[(i + l) % SUMS] += value[l];
+}
+INLINE float tail_sum(tail *t) {
+    for (int half = SUMS / 2; half > 0; half /= 2)
         for (int i = 0; i < half; i++)
-            s[i] += s[i + half];
-    return s[0];
+            t->part[i] += t->part[i + half];
+    return t->part[0];
+}
+
+INLINE lanes root_of(lanes x) {
+#if defined(__AVX512F__)
+    return (lanes)_mm512_sqrt_ps((__m512)x);
+#elif defined(__AVX2__)
+    return (lanes)_mm256_sqrt_ps((__m256)x);
+#elif defined(__x86_64__)
+    return (lanes)_mm_sqrt_ps((__m128)x);
+#else
+    lanes y = x;
+    for (int i = 0; i < LANES; i++)
+        y[i] = sqrtf(x[i]);
+    return y;
+#endif
 }
 
 /* e^x to about one unit in the last place for x in [-87.3, 88.3], where the result and the power of

@@ -1,6 +1,4 @@
-/* Inner loops on 16 lanes, compiled once per instruction set with MZ_SIMD naming the table: the
- * compiler splits the lanes over what registers there are. Ends of rows that do not fill 16 lanes
- * go through a padded copy, so that they take the same path. */
+/* Inner loops on rows, compiled once per instruction set with MZ_SIMD naming the table. */
 #include "kernels/host/host.h"
 #include "kernels/host/lanes.h"
 
@@ -20,35 +18,33 @@ static void narrow(uint16_t *to, const float *from, int64_t n) {
         store_some_bf16(to + i, load_some_f32(from + i, n - i), n - i);
 }
 
-/* The loops below exist for both storage types; `kind` is f32 or bf16. */
+/* The loops below exist for both storage types; `kind` is f32 or bf16. LOAD reads what there is. */
+#define LOAD(kind, p, n) ((n) >= LANES ? load_##kind(p) : load_some_##kind(p, n))
+#define STORE(kind, p, v, n) ((n) >= LANES ? store_##kind(p, v) : store_some_##kind(p, v, n))
+
 #define LOOPS(kind, type)                                                                          \
     static float dot_##kind(const type *a, const type *b, int64_t n) {                             \
-        lanes sum = {0};                                                                           \
+        sums sum = {0};                                                                            \
         int64_t i = 0;                                                                             \
-        for (; i + LANES <= n; i += LANES)                                                         \
-            sum += load_##kind(a + i) * load_##kind(b + i);                                        \
-        if (i < n)                                                                                 \
-            sum += load_some_##kind(a + i, n - i) * load_some_##kind(b + i, n - i);                \
-        return sum_of(sum);                                                                        \
+        for (; i + SUMS <= n; i += SUMS)                                                           \
+            for (int s = 0; s < PER_SUM; s++)                                                      \
+                sum.part[s] += load_##kind(a + i + s * LANES) * load_##kind(b + i + s * LANES);    \
+        tail t = tail_of(&sum);                                                                    \
+        for (; i < n; i += LANES)                                                                  \
+            tail_add(&t, i, LOAD(kind, a + i, n - i) * LOAD(kind, b + i, n - i), n - i);           \
+        return tail_sum(&t);                                                                       \
     }                                                                                              \
     static float norm2_##kind(const type *x, int64_t n) {                                          \
         return dot_##kind(x, x, n);                                                                \
     }                                                                                              \
     static void scale_##kind(type *to, const type *from, float factor, int64_t n) {                \
-        int64_t i = 0;                                                                             \
-        for (; i + LANES <= n; i += LANES)                                                         \
-            store_##kind(to + i, load_##kind(from + i) * factor);                                  \
-        if (i < n)                                                                                 \
-            store_some_##kind(to + i, load_some_##kind(from + i, n - i) * factor, n - i);          \
+        for (int64_t i = 0; i < n; i += LANES)                                                     \
+            STORE(kind, to + i, LOAD(kind, from + i, n - i) * factor, n - i);                      \
     }                                                                                              \
     static void add_##kind(float *sum, const type *row, float factor, int64_t n) {                 \
-        int64_t i = 0;                                                                             \
-        for (; i + LANES <= n; i += LANES)                                                         \
-            store_f32(sum + i, load_f32(sum + i) + load_##kind(row + i) * factor);                 \
-        if (i < n)                                                                                 \
-            store_some_f32(                                                                        \
-                sum + i,                                                                           \
-                load_some_f32(sum + i, n - i) + load_some_##kind(row + i, n - i) * factor, n - i); \
+        for (int64_t i = 0; i < n; i += LANES)                                                     \
+            STORE(f32, sum + i, LOAD(f32, sum + i, n - i) + LOAD(kind, row + i, n - i) * factor,   \
+                  n - i);                                                                          \
     }
 
 LOOPS(f32, float)
@@ -56,39 +52,6 @@ LOOPS(bf16, uint16_t)
 
 INLINE lanes gated(lanes u, lanes v) {
     return u * sigmoid_of(u) * v;
-}
-
-static float swiglu_f32(float *h, const float *u, const float *v, int64_t n) {
-    lanes sum = {0};
-    int64_t i = 0;
-    for (; i + LANES <= n; i += LANES) {
-        const lanes y = gated(load_f32(u + i), load_f32(v + i));
-        store_f32(h + i, y);
-        sum += y * y;
-    }
-    if (i < n) {
-        const lanes y = gated(load_some_f32(u + i, n - i), load_some_f32(v + i, n - i));
-        store_some_f32(h + i, y, n - i);
-        sum += y * y;
-    }
-    return sum_of(sum);
-}
-
-static float swiglu_bf16(uint16_t *h, const uint16_t *u, const uint16_t *v, int64_t n) {
-    lanes sum = {0};
-    int64_t i = 0;
-    for (; i + LANES <= n; i += LANES) {
-        store_bf16(h + i, gated(load_bf16(u + i), load_bf16(v + i)));
-        const lanes y = load_bf16(h + i);
-        sum += y * y;
-    }
-    if (i < n) {
-        store_some_bf16(h + i, gated(load_some_bf16(u + i, n - i), load_some_bf16(v + i, n - i)),
-                        n - i);
-        const lanes y = load_some_bf16(h + i, n - i);
-        sum += y * y;
-    }
-    return sum_of(sum);
 }
 
 typedef struct gated_back {
@@ -100,36 +63,57 @@ INLINE gated_back back_of(lanes u, lanes v, lanes dh) {
     return (gated_back){dh * v * (s * (1.0f + u * (1.0f - s))), dh * silu, silu * v};
 }
 
-#define SWIGLU_BACK(kind, type)                                                                    \
+/* `_one` takes up to LANES columns and returns what they add to the sum. h is summed as stored. */
+#define SWIGLU(kind, type)                                                                         \
+    INLINE lanes swiglu_one_##kind(type *h, const type *u, const type *v, int64_t n) {             \
+        STORE(kind, h, gated(LOAD(kind, u, n), LOAD(kind, v, n)), n);                              \
+        const lanes y = LOAD(kind, h, n);                                                          \
+        return y * y;                                                                              \
+    }                                                                                              \
+    static float swiglu_##kind(type *h, const type *u, const type *v, int64_t n) {                 \
+        sums sum = {0};                                                                            \
+        int64_t i = 0;                                                                             \
+        for (; i + SUMS <= n; i += SUMS)                                                           \
+            for (int s = 0; s < PER_SUM; s++) {                                                    \
+                const int64_t j = i + s * LANES;                                                   \
+                sum.part[s] += swiglu_one_##kind(h + j, u + j, v + j, LANES);                      \
+            }                                                                                      \
+        tail t = tail_of(&sum);                                                                    \
+        for (; i < n; i += LANES)                                                                  \
+            tail_add(&t, i, swiglu_one_##kind(h + i, u + i, v + i, n - i), n - i);                 \
+        return tail_sum(&t);                                                                       \
+    }                                                                                              \
+    INLINE lanes swiglu_back_one_##kind(type *du, type *dv, type *h, const type *u, const type *v, \
+                                        const type *dh, float factor, int64_t n) {                 \
+        const lanes d = LOAD(kind, dh, n);                                                         \
+        const gated_back g = back_of(LOAD(kind, u, n), LOAD(kind, v, n), d * factor);              \
+        STORE(kind, du, g.du, n);                                                                  \
+        STORE(kind, dv, g.dv, n);                                                                  \
+        if (h)                                                                                     \
+            STORE(kind, h, g.h, n);                                                                \
+        return d * g.h;                                                                            \
+    }                                                                                              \
     static float swiglu_back_##kind(type *du, type *dv, type *h, const type *u, const type *v,     \
                                     const type *dh, float factor, int64_t n) {                     \
-        lanes sum = {0};                                                                           \
+        sums sum = {0};                                                                            \
         int64_t i = 0;                                                                             \
-        for (; i + LANES <= n; i += LANES) {                                                       \
-            const lanes d = load_##kind(dh + i);                                                   \
-            const gated_back g = back_of(load_##kind(u + i), load_##kind(v + i), d * factor);      \
-            sum += d * g.h;                                                                        \
-            store_##kind(du + i, g.du);                                                            \
-            store_##kind(dv + i, g.dv);                                                            \
-            if (h)                                                                                 \
-                store_##kind(h + i, g.h);                                                          \
-        }                                                                                          \
-        const int64_t rest = n - i;                                                                \
-        if (rest > 0) {                                                                            \
-            const lanes d = load_some_##kind(dh + i, rest);                                        \
-            const gated_back g =                                                                   \
-                back_of(load_some_##kind(u + i, rest), load_some_##kind(v + i, rest), d * factor); \
-            sum += d * g.h;                                                                        \
-            store_some_##kind(du + i, g.du, rest);                                                 \
-            store_some_##kind(dv + i, g.dv, rest);                                                 \
-            if (h)                                                                                 \
-                store_some_##kind(h + i, g.h, rest);                                               \
-        }                                                                                          \
-        return sum_of(sum);                                                                        \
+        for (; i + SUMS <= n; i += SUMS)                                                           \
+            for (int s = 0; s < PER_SUM; s++) {                                                    \
+                const int64_t j = i + s * LANES;                                                   \
+                sum.part[s] += swiglu_back_one_##kind(du + j, dv + j, h ? h + j : NULL, u + j,     \
+                                                      v + j, dh + j, factor, LANES);               \
+            }                                                                                      \
+        tail t = tail_of(&sum);                                                                    \
+        for (; i < n; i += LANES)                                                                  \
+            tail_add(&t, i,                                                                        \
+                     swiglu_back_one_##kind(du + i, dv + i, h ? h + i : NULL, u + i, v + i,        \
+                                            dh + i, factor, n - i),                                \
+                     n - i);                                                                       \
+        return tail_sum(&t);                                                                       \
     }
 
-SWIGLU_BACK(f32, float)
-SWIGLU_BACK(bf16, uint16_t)
+SWIGLU(f32, float)
+SWIGLU(bf16, uint16_t)
 
 const mz_simd MZ_TABLE(mz_simd) = {.name = MZ_SIMD_TEXT,
                                    .widen = widen,

@@ -1,27 +1,65 @@
 /* Inner loops of the optimizers, compiled once per instruction set with MZ_SIMD naming the table.
  *
- * The random bits of 64 neighbouring values are made at once: lane i of the generator makes the
- * four words of the block that elements 4i .. 4i+3 share (mz_element_bits). */
+ * The random bits of 4 * LANES neighbouring values are made at once: lane i of the generator makes
+ * the four words of the block that elements 4i .. 4i+3 share (mz_element_bits). */
 #include "kernels/host/host.h"
 #include "kernels/host/lanes.h"
 
 enum { DRAWN = 4 * LANES };
 
-typedef uint64_t wide_bits __attribute__((vector_size(128)));
+typedef uint64_t wide_bits __attribute__((vector_size(4 * LANES)));
+typedef uint32_t quad __attribute__((vector_size(16)));
+
+/* Products of the even-numbered lanes. */
+INLINE wide_bits multiply_even(wide_bits x, uint32_t factor) {
+#if defined(__AVX512F__)
+    return (wide_bits)_mm512_mul_epu32((__m512i)x, _mm512_set1_epi64(factor));
+#elif defined(__AVX2__)
+    return (wide_bits)_mm256_mul_epu32((__m256i)x, _mm256_set1_epi64x(factor));
+#elif defined(__x86_64__)
+    return (wide_bits)_mm_mul_epu32((__m128i)x, _mm_set1_epi64x(factor));
+#else
+    return (x & 0xffffffffu) * factor;
+#endif
+}
 
 INLINE void multiply_wide(bits x, uint32_t factor, bits *high, bits *low) {
-    const wide_bits product = __builtin_convertvector(x, wide_bits) * factor;
-    *low = __builtin_convertvector(product, bits);
-    *high = __builtin_convertvector(product >> 32, bits);
+    const wide_bits even = multiply_even((wide_bits)x, factor);
+    const wide_bits odd = multiply_even((wide_bits)x >> 32, factor);
+    *low = (bits)((even & 0xffffffffu) | odd << 32);
+    *high = (bits)(even >> 32 | (odd & ~UINT64_C(0xffffffff)));
+}
+
+/* to[4i + j] = from[j][i] */
+INLINE void interleave(uint32_t to[DRAWN], uint32_t from[4][LANES]) {
+    for (int i = 0; i < LANES; i += 4) {
+        quad a, b, c, d;
+        memcpy(&a, &from[0][i], sizeof a);
+        memcpy(&b, &from[1][i], sizeof b);
+        memcpy(&c, &from[2][i], sizeof c);
+        memcpy(&d, &from[3][i], sizeof d);
+        const quad ab = __builtin_shufflevector(a, b, 0, 4, 1, 5);
+        const quad ab2 = __builtin_shufflevector(a, b, 2, 6, 3, 7);
+        const quad cd = __builtin_shufflevector(c, d, 0, 4, 1, 5);
+        const quad cd2 = __builtin_shufflevector(c, d, 2, 6, 3, 7);
+        const quad row[4] = {__builtin_shufflevector(ab, cd, 0, 1, 4, 5),
+                             __builtin_shufflevector(ab, cd, 2, 3, 6, 7),
+                             __builtin_shufflevector(ab2, cd2, 0, 1, 4, 5),
+                             __builtin_shufflevector(ab2, cd2, 2, 3, 6, 7)};
+        memcpy(to + 4 * i, row, sizeof row);
+    }
 }
 
 /* Bits of elements [4 * block, 4 * block + DRAWN). */
 static void draw(const mz_update *a, uint64_t block, uint32_t drawn[DRAWN]) {
-    bits x0, x1, x2 = {0}, x3 = {0};
+    uint32_t word[4][LANES];
     for (int i = 0; i < LANES; i++) {
-        x0[i] = (uint32_t)(block + (uint64_t)i);
-        x1[i] = (uint32_t)((block + (uint64_t)i) >> 32);
+        word[0][i] = (uint32_t)(block + (uint64_t)i);
+        word[1][i] = (uint32_t)((block + (uint64_t)i) >> 32);
     }
+    bits x0, x1, x2 = {0}, x3 = {0};
+    memcpy(&x0, word[0], sizeof x0);
+    memcpy(&x1, word[1], sizeof x1);
     x2 += (uint32_t)a->tensor;
     x3 += (uint32_t)a->step;
     uint32_t k0 = (uint32_t)a->seed, k1 = (uint32_t)(a->seed >> 32);
@@ -36,12 +74,11 @@ static void draw(const mz_update *a, uint64_t block, uint32_t drawn[DRAWN]) {
         k0 += 0x9E3779B9u;
         k1 += 0xBB67AE85u;
     }
-    for (int i = 0; i < LANES; i++) {
-        drawn[4 * i] = x0[i];
-        drawn[4 * i + 1] = x1[i];
-        drawn[4 * i + 2] = x2[i];
-        drawn[4 * i + 3] = x3[i];
-    }
+    memcpy(word[0], &x0, sizeof x0);
+    memcpy(word[1], &x1, sizeof x1);
+    memcpy(word[2], &x2, sizeof x2);
+    memcpy(word[3], &x3, sizeof x3);
+    interleave(drawn, word);
 }
 
 /* ---- loading and writing ------------------------------------------------------------------------
@@ -63,43 +100,37 @@ INLINE void store(float *p, int64_t i, lanes v, int64_t n) {
         store_some_f32(p + i, v, n);
 }
 
-INLINE lanes root_of(lanes x) {
-    lanes y;
-    for (int i = 0; i < LANES; i++)
-        y[i] = sqrtf(x[i]);
-    return y;
-}
-
 INLINE lanes at_least(lanes x, float least) {
     const ints low = x < least;
     const lanes floor = 0 * x + least;
     return (lanes)(((ints)x & ~low) | ((ints)floor & low));
 }
 
-/* The bits of 16 values of one row, drawn for 64 at a time. */
+/* Random bits of one row, drawn for DRAWN elements at a time. */
 typedef struct drawing {
     const mz_update *args;
     uint64_t element; /* of the row's first value */
-    int64_t first;    /* drawn[0] belongs to element 4 * (first / 4); -1: nothing is drawn */
+    uint64_t first;   /* element of drawn[0], a multiple of 4 */
+    bool any;         /* something is drawn */
     uint32_t drawn[DRAWN];
 } drawing;
 
-static bits bits_of(drawing *d, int64_t i, int64_t n) {
-    bits b = {0};
-    for (int64_t l = 0; l < n && l < LANES; l++) {
-        const uint64_t e = d->element + (uint64_t)(i + l);
-        if (d->first < 0 || e - (uint64_t)d->first >= DRAWN) {
-            d->first = (int64_t)(e & ~UINT64_C(3));
-            draw(d->args, e / 4, d->drawn);
-        }
-        b[l] = d->drawn[e - (uint64_t)d->first];
+/* Of LANES elements from column i on. */
+INLINE bits bits_of(drawing *d, int64_t i) {
+    const uint64_t e = d->element + (uint64_t)i;
+    if (!d->any || e + LANES > d->first + DRAWN) {
+        d->first = e & ~UINT64_C(3);
+        d->any = true;
+        draw(d->args, e / 4, d->drawn);
     }
+    bits b;
+    memcpy(&b, d->drawn + (e - d->first), sizeof b);
     return b;
 }
 
 /* q + (u - 1/2) |q| 2^-7, u in [0, 1); rounding to nearest follows. */
 INLINE lanes dithered(lanes q, bits random) {
-    const lanes u = __builtin_convertvector(random >> 8, lanes) * 0x1p-24f;
+    const lanes u = __builtin_convertvector((ints)(random >> 8), lanes) * 0x1p-24f;
     const lanes size = (lanes)((bits)q & 0x7fffffffu);
     return q + ((u + -0.5f) * size) * 0x1p-7f;
 }
@@ -128,9 +159,9 @@ INLINE void write_lanes(const mz_update_row *r, drawing *d, int64_t i, lanes u) 
     }
     q = q - u * r->rate;
     if (r->args->rounding == MZ_ROUND_DITHER)
-        q = dithered(q, bits_of(d, i, n));
+        q = dithered(q, bits_of(d, i));
     else if (r->args->rounding == MZ_ROUND_STOCHASTIC)
-        q = cut(q, bits_of(d, i, n));
+        q = cut(q, bits_of(d, i));
     if (n >= LANES)
         store_bf16(p, q);
     else
@@ -138,7 +169,12 @@ INLINE void write_lanes(const mz_update_row *r, drawing *d, int64_t i, lanes u) 
 }
 
 INLINE drawing drawing_of(const mz_update_row *r) {
-    return (drawing){.args = r->args, .element = (uint64_t)r->element, .first = -1};
+    drawing d;
+    d.args = r->args;
+    d.element = (uint64_t)r->element;
+    d.first = 0;
+    d.any = false;
+    return d;
 }
 
 INLINE lanes gradient_of(const mz_update_row *r, int64_t i) {
@@ -155,29 +191,28 @@ INLINE lanes average(float *at, int64_t i, int64_t n, float beta, lanes g) {
 /* ---- the loops ----------------------------------------------------------------------------------
  */
 
-/* Zero beyond the row's end. */
-INLINE lanes inside(lanes x, int64_t n) {
-    for (int64_t l = n; l < LANES; l++)
-        x[l] = 0;
-    return x;
+/* Of columns i and on: m and the columns' sums take g, `square` what the update is made of. Returns
+ * g^2 + floor. */
+INLINE lanes statistics_at(const mz_update_row *r, float *square, float *col, int64_t i) {
+    const int64_t n = r->n - i;
+    const lanes g = gradient_of(r, i);
+    const lanes g2 = g * g + r->floor;
+    store(col, i, load(MZ_F32, col, i, n) + g2, n);
+    const lanes base = r->m ? average(r->m, i, n, r->args->beta1, g) : g;
+    store(square, i, base * base, n);
+    return g2;
 }
 
 static float statistics(const mz_update_row *r, float *square, float *col) {
-    lanes sum = {0};
-    for (int64_t i = 0; i < r->n; i += LANES) {
-        const int64_t n = r->n - i;
-        const lanes g = gradient_of(r, i);
-        const lanes g2 = inside(g * g + r->floor, n);
-        sum += g2;
-        store(col, i, load(MZ_F32, col, i, n) + g2, n);
-        if (r->m) {
-            const lanes m = average(r->m, i, n, r->args->beta1, g);
-            store(square, i, m * m, n);
-        } else {
-            store(square, i, g * g, n);
-        }
-    }
-    return sum_of(sum);
+    sums sum = {0};
+    int64_t i = 0;
+    for (; i + SUMS <= r->n; i += SUMS)
+        for (int s = 0; s < PER_SUM; s++)
+            sum.part[s] += statistics_at(r, square, col, i + s * LANES);
+    tail t = tail_of(&sum);
+    for (; i < r->n; i += LANES)
+        tail_add(&t, i, statistics_at(r, square, col, i), r->n - i);
+    return tail_sum(&t);
 }
 
 static void squares(const mz_update_row *r, float *square) {
@@ -201,16 +236,24 @@ static void apply_factored(const mz_update_row *r, const float *col_factor) {
     }
 }
 
+INLINE lanes statistics_full_at(const mz_update_row *r, int64_t i) {
+    const int64_t n = r->n - i;
+    const lanes g = gradient_of(r, i);
+    const lanes v = average(r->v, i, n, r->beta2, g * g + r->floor);
+    const lanes base = r->m ? average(r->m, i, n, r->args->beta1, g) : g;
+    return base * base / at_least(v, r->least);
+}
+
 static float statistics_full(const mz_update_row *r) {
-    lanes sum = {0};
-    for (int64_t i = 0; i < r->n; i += LANES) {
-        const int64_t n = r->n - i;
-        const lanes g = gradient_of(r, i);
-        const lanes v = average(r->v, i, n, r->beta2, g * g + r->floor);
-        const lanes base = r->m ? average(r->m, i, n, r->args->beta1, g) : g;
-        sum += inside(base * base / at_least(v, r->least), n);
-    }
-    return sum_of(sum);
+    sums sum = {0};
+    int64_t i = 0;
+    for (; i + SUMS <= r->n; i += SUMS)
+        for (int s = 0; s < PER_SUM; s++)
+            sum.part[s] += statistics_full_at(r, i + s * LANES);
+    tail t = tail_of(&sum);
+    for (; i < r->n; i += LANES)
+        tail_add(&t, i, statistics_full_at(r, i), r->n - i);
+    return tail_sum(&t);
 }
 
 static void apply_full(const mz_update_row *r) {
