@@ -3,16 +3,16 @@
 
 #include <string.h>
 
-extern const mz_policy mz_policy_static, mz_policy_capacity, mz_policy_symi, mz_policy_ultraep,
-    mz_policy_lrmoe, mz_policy_ideal, mz_policy_llep, mz_policy_topoep, mz_policy_eplb,
-    mz_policy_fastermoe, mz_policy_smartmoe, mz_policy_laer, mz_policy_lplb, mz_policy_flexmoe,
-    mz_policy_finemoe;
+extern const mz_policy mz_policy_static, mz_policy_capacity, mz_policy_symi, mz_policy_fastermoe,
+    mz_policy_smartmoe, mz_policy_flexmoe, mz_policy_laer, mz_policy_ultraep, mz_policy_topoep,
+    mz_policy_eplb, mz_policy_lplb, mz_policy_llep, mz_policy_finemoe, mz_policy_lrmoe,
+    mz_policy_ideal;
 
 const mz_policy *const mz_policies[] = {
-    &mz_policy_static,  &mz_policy_capacity, &mz_policy_symi,    &mz_policy_fastermoe,
-    &mz_policy_flexmoe, &mz_policy_laer,     &mz_policy_ultraep, &mz_policy_topoep,
-    &mz_policy_llep,    &mz_policy_lrmoe,    &mz_policy_eplb,    &mz_policy_smartmoe,
-    &mz_policy_lplb,    &mz_policy_finemoe,  &mz_policy_ideal,   NULL,
+    &mz_policy_static,   &mz_policy_capacity, &mz_policy_symi,  &mz_policy_fastermoe,
+    &mz_policy_smartmoe, &mz_policy_flexmoe,  &mz_policy_laer,  &mz_policy_ultraep,
+    &mz_policy_topoep,   &mz_policy_eplb,     &mz_policy_lplb,  &mz_policy_llep,
+    &mz_policy_finemoe,  &mz_policy_lrmoe,    &mz_policy_ideal, NULL,
 };
 
 static mz_code unknown(const char *name, mz_err *err) {
