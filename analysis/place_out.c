@@ -91,7 +91,8 @@ static void print_head(const place_result *p, FILE *out) {
     if (p->slots > 0)
         fprintf(out, ", %d slots each", p->slots);
     fprintf(out, "; decided on %s%s\n\n", p->shown, p->reshaped ? " (trace reshaped)" : "");
-    fprintf(out, "imbalance: pairs of the busiest rank over the mean\n");
+    fprintf(out, "imbalance: pairs of the busiest rank over the mean%s\n",
+            p->lossy ? "; placed: of the pairs computed, the others of all" : "");
     fprintf(out, "%6s %12s %8s %9s %10s %11s%s\n", "layer", "pairs", "static", "placed",
             "best here", "best of all", p->lossy ? "    computed and kept" : "     copies");
 }

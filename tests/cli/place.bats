@@ -335,6 +335,12 @@ PY
     grep -q 'cannot write' err
 }
 
+@test "the table of a policy that drops pairs says what its columns are of" {
+    place --policy capacity --counts small.csv --ranks 4 | grep -q 'placed: of the pairs computed, the others of all$'
+    place --policy eplb --counts small.csv --ranks 4 >table
+    grep -q '^imbalance: pairs of the busiest rank over the mean$' table
+}
+
 @test "every key of the report is in the man page" {
     place --policy 'lrmoe[keep=0.5]' --counts small.csv --ranks 4 --json >a.json
     for key in $(grep -o '"[a-z_]*":' a.json | tr -d '":' | sort -u); do
