@@ -46,7 +46,7 @@ int mz_cuda_arrange(const mz_cuda_device *d, void *stream, const mz_segment *seg
                     int64_t segments, const int64_t *in, int64_t *out);
 int mz_cuda_invert(const mz_cuda_device *d, void *stream, const int64_t *row_pair, int64_t rows,
                    int64_t pairs, int64_t *position);
-/* product.cu (mma.sync), product_sm90.cu (wgmma) */
+/* product.cu */
 size_t mz_cuda_grouped_gemm_workspace(const mz_cuda_device *d, const mz_product_args *args);
 int mz_cuda_grouped_gemm(const mz_cuda_device *d, void *stream, const mz_product_args *args,
                          void *workspace);

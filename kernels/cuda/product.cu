@@ -574,7 +574,10 @@ unsigned blocks(const mz_groups *g, Kind kind, const Product &p, int lines, int 
 template <Kind kind, int LINES>
 int launch_tensor(const mz_cuda_device *d, void *stream, const mz_groups *g, const Product &p) {
     constexpr int BYTES = STAGES * DEPTH * (LINES + COLS) * (int)sizeof(uint16_t);
+    static_assert(2 * BYTES <= 227 * 1024, "two blocks on a multiprocessor");
     auto *kernel = &tensor_product<kind, LINES>;
+    if (BYTES > d->shared_most)
+        return cudaErrorInvalidConfiguration;
     const unsigned grid =
         blocks(g, kind, p, LINES, kind == UP ? COLS / 2 : COLS, 2 * (int64_t)d->multiprocessors);
     const int error = cu_allow_shared(kernel, BYTES);
