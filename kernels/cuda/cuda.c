@@ -102,9 +102,7 @@ static mz_kstatus make_streams(mz_kernels *k, cuda_context *c) {
 
 static void cuda_close(mz_kernels *k) {
     cuda_context *c = context_of(k);
-#if defined(MZ_CUDA_HAS_PRODUCT)
     mz_vendor_close(&c->vendor);
-#endif
     for (int32_t i = 0; i < MZ_KERNEL_STREAMS_MAX; i++) {
         if (c->order[i])
             cudaEventDestroy(c->order[i]);
@@ -227,7 +225,6 @@ static mz_kstatus cuda_elapsed(mz_kernels *k, int32_t from_slot, int32_t to_slot
                      #name);                                                                       \
     }
 
-#if defined(MZ_CUDA_HAS_ROWS)
 LAUNCH(row_norms, mz_norms)
 LAUNCH(row_dots, mz_dots)
 LAUNCH(pack_rows, mz_pack)
@@ -243,9 +240,6 @@ static mz_kstatus cuda_convert(mz_kernels *k, mz_kstream stream, mz_dtype to_typ
         "convert");
 }
 
-#endif
-
-#if defined(MZ_CUDA_HAS_PAIRS)
 LAUNCH(score_pairs, mz_score_args)
 LAUNCH_WITH_WORKSPACE(group_pairs, mz_grouping)
 LAUNCH_WITH_WORKSPACE(select_pairs, mz_selection)
@@ -274,9 +268,6 @@ static mz_kstatus cuda_invert(mz_kernels *k, mz_kstream stream, const int64_t *r
         "invert");
 }
 
-#endif
-
-#if defined(MZ_CUDA_HAS_PRODUCT)
 LAUNCH_WITH_WORKSPACE(expert_up, mz_expert_up)
 
 static size_t cuda_grouped_gemm_workspace(const mz_kernels *k, const mz_product_args *args) {
@@ -299,13 +290,8 @@ static mz_kstatus cuda_grouped_gemm(mz_kernels *k, mz_kstream stream, const mz_p
     return mz_vendor_grouped_gemm(k, c->vendor, stream_of(k, stream), args, workspace);
 }
 
-#endif
-
-#if defined(MZ_CUDA_HAS_UPDATE)
 LAUNCH_WITH_WORKSPACE(update_step, mz_update)
-#endif
 
-#if defined(MZ_CUDA_HAS_ROUTER)
 static size_t cuda_router_workspace(const mz_kernels *k, const mz_router *args) {
     return mz_cuda_router_workspace(device_of(k), args);
 }
@@ -344,8 +330,6 @@ static mz_kstatus cuda_gate_norms_backward(mz_kernels *k, mz_kstream stream, mz_
                  "gate_norms_backward");
 }
 
-#endif
-
 static const mz_backend_ops cuda_ops = {
     .name = "cuda",
     .open = cuda_open,
@@ -358,7 +342,6 @@ static const mz_backend_ops cuda_ops = {
     .wait = cuda_wait,
     .mark = cuda_mark,
     .elapsed = cuda_elapsed,
-#if defined(MZ_CUDA_HAS_ROWS)
     .convert = cuda_convert,
     .row_norms = cuda_row_norms,
     .row_dots = cuda_row_dots,
@@ -367,8 +350,6 @@ static const mz_backend_ops cuda_ops = {
     .combine_rows = cuda_combine_rows,
     .swiglu_forward = cuda_swiglu_forward,
     .swiglu_backward = cuda_swiglu_backward,
-#endif
-#if defined(MZ_CUDA_HAS_PAIRS)
     .score_pairs = cuda_score_pairs,
     .group_pairs_workspace = cuda_group_pairs_workspace,
     .group_pairs = cuda_group_pairs,
@@ -378,25 +359,18 @@ static const mz_backend_ops cuda_ops = {
     .select_pairs = cuda_select_pairs,
     .arrange = cuda_arrange,
     .invert = cuda_invert,
-#endif
-#if defined(MZ_CUDA_HAS_PRODUCT)
     .grouped_gemm_workspace = cuda_grouped_gemm_workspace,
     .grouped_gemm = cuda_grouped_gemm,
     .expert_up_workspace = cuda_expert_up_workspace,
     .expert_up_forward = cuda_expert_up,
-#endif
-#if defined(MZ_CUDA_HAS_ROUTER)
     .router_workspace = cuda_router_workspace,
     .router_forward = cuda_router_forward,
     .router_backward = cuda_router_backward,
     .router_losses = cuda_router_losses,
     .gate_norms = cuda_gate_norms,
     .gate_norms_backward = cuda_gate_norms_backward,
-#endif
-#if defined(MZ_CUDA_HAS_UPDATE)
     .update_workspace = cuda_update_step_workspace,
     .update_step = cuda_update_step,
-#endif
 };
 
 const mz_backend_ops *mz_cuda_ops(void) {

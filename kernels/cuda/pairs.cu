@@ -47,6 +47,7 @@ template <int THREADS, class T> __device__ static inline T sum_before(T value, T
         part[warp] = up_to;
     __syncthreads();
     T before = 0, sum = 0;
+#pragma unroll 4
     for (int w = 0; w < THREADS / 32; w++) {
         if (w < warp)
             before += part[w];
@@ -310,7 +311,8 @@ __device__ static uint32_t write_kept(const mz_selection &s, int64_t begin, int6
 }
 
 template <int THREADS>
-__global__ static void __launch_bounds__(THREADS) select_kernel(mz_selection s) {
+__global__ static void __launch_bounds__(THREADS, LONG_THREADS / THREADS)
+    select_kernel(mz_selection s) {
     for (int64_t e = blockIdx.x; e < s.experts; e += gridDim.x) {
         const int64_t begin = s.begin[e], end = s.begin[e + 1], quota = kept_of(s, e);
         uint32_t last = quota == 0 ? UINT32_MAX : 0; /* all stay: the key 0 and all above */
@@ -326,6 +328,7 @@ __global__ static void __launch_bounds__(THREADS) select_kernel(mz_selection s) 
         if (threadIdx.x % 32 == 0)
             most[threadIdx.x / 32] = out;
         __syncthreads();
+#pragma unroll 4
         for (int w = 0; w < THREADS / 32; w++)
             out = most[w] > out ? most[w] : out;
         if (threadIdx.x == 0)

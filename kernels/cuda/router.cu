@@ -186,7 +186,7 @@ __device__ static inline float share_of(const mz_router &a, int64_t token) {
 /* ---- forward ------------------------------------------------------------------------------------
  */
 
-__global__ static void forward_kernel(mz_router a) {
+__global__ static void __launch_bounds__(CU_BLOCK) forward_kernel(mz_router a) {
     CU_DYN_SHARED(float, held);
     const int warps = (int)blockDim.x / 32, warp = (int)threadIdx.x / 32;
     float *p = held + (size_t)warp * 3 * (size_t)a.experts;
@@ -363,7 +363,7 @@ __device__ static inline void backward_token(const mz_router &a, int64_t token, 
     __syncwarp();
 }
 
-__global__ static void backward_kernel(mz_router a) {
+__global__ static void __launch_bounds__(CU_BLOCK) backward_kernel(mz_router a) {
     CU_DYN_SHARED(float, held);
     const int warps = (int)blockDim.x / 32, warp = (int)threadIdx.x / 32;
     float *p = held + (size_t)warp * 2 * (size_t)a.experts;

@@ -276,7 +276,8 @@ __device__ static inline float swiglu_back(cu_piece<T> *u, cu_piece<T> *v, cu_pi
 }
 
 template <class T, int THREADS>
-__global__ static void __launch_bounds__(CU_BLOCK) swiglu_back_kernel(mz_swiglu s, bool aligned) {
+__global__ static void __launch_bounds__(CU_BLOCK, 3)
+    swiglu_back_kernel(mz_swiglu s, bool aligned) {
     const int64_t rows = rows_there(s.rows, s.rows_used), n = s.intermediate;
     for (int64_t i = cu_first_row<THREADS>(); i < rows; i += cu_row_step<THREADS>()) {
         const T *gate = (const T *)s.gate_up + 2 * i * n;

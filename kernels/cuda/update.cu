@@ -497,7 +497,8 @@ __global__ static void __launch_bounds__(CU_BLOCK) muon_write(muon_work w) {
 }
 
 /* The one group of a product whose weight is `weight`. */
-__global__ static void muon_group(int64_t *begin, int64_t rows, void **to, void *weight) {
+__global__ static void __launch_bounds__(1)
+    muon_group(int64_t *begin, int64_t rows, void **to, void *weight) {
     begin[0] = 0;
     begin[1] = rows;
     *to = weight;

@@ -166,7 +166,7 @@ static void check_products(rig *r) {
     PRODUCT(a.gradient_type = 2);
     PRODUCT(a.n = 0);
     PRODUCT(a.k = -8);
-    PRODUCT(a.n = INT64_C(1) << 40);
+    PRODUCT(a.n = INT64_C(1) << 57);
     PRODUCT(a.accumulate = true);
     PRODUCT(a.groups.groups = -1);
     PRODUCT(a.groups.begin = NULL);

@@ -357,7 +357,7 @@ static void swiglu_back(rig *r, mz_dtype type, int64_t rows, int64_t width) {
              4e-6 + store_error(type), 4e-6);
     rig_near(r, "h again", rig_values(r, type, args.h), h, rows * width, 1e-6 + store_error(type),
              1e-30);
-    rig_near(r, "<dh, h>", rig_values(r, MZ_F32, args.dot), dot, rows, 0,
+    rig_near(r, "<dh, h>", rig_values(r, MZ_F32, args.dot), dot, rows, 1e-6,
              4 * sum_error(width) * sqrt((double)width) + 1e-6);
 }
 static void check_swiglu_back(rig *r) {
