@@ -415,6 +415,7 @@ static mz_code check_hosts(plugin_state *s, const mz_plan *plan, mz_err *err) {
     for (int32_t e = 0; e < s->experts; e++) {
         const int32_t first = plan->begin[e];
         int32_t unset = 0;
+        int64_t meant = 0;
         for (int32_t i = first; i < plan->begin[e + 1]; i++) {
             const int32_t r = plan->rank[i];
             if (r < 0 || r >= s->ranks || plan->target[i] < -1)
@@ -422,6 +423,10 @@ static mz_code check_hosts(plugin_state *s, const mz_plan *plan, mz_err *err) {
                                (long long)plan->target[i], r, s->ranks);
             if (++s->used[r] > s->traits.slots)
                 return invalid(s, err, "rank %d hosts more than its %d slots", r, s->traits.slots);
+            if (plan->target[i] > INT64_MAX - meant)
+                return invalid(s, err, "expert %d has more pairs on its hosts than can be counted",
+                               e);
+            meant += plan->target[i] > 0 ? plan->target[i] : 0;
             unset += plan->target[i] < 0;
         }
         if (unset > 0 && unset < plan->begin[e + 1] - first)

@@ -120,6 +120,7 @@ static void plans_that_are_wrong(void **state) {
         {"expert", "host(expert 8, rank 0"},
         {"slots", "rank 0 hosts more than its 4 slots"},
         {"endless", "it gives more than 16 hosts: the slots of all ranks are full"},
+        {"uncounted", "expert 0 has more pairs on its hosts than can be counted"},
         {"half", "expert 0 states pairs for some of its hosts only"},
         {"elsewhere", "expert 0 begins with rank 1, its home is rank 0"},
         {"moves", "it calls move(), and its traits do not say MZ_PLUGIN_COPIES_STATED"},

@@ -84,9 +84,11 @@ static const char *decide(void *state, const mz_plugin_view *view, mz_plugin_pla
     const char *text = misbehave("decide");
     for (int32_t e = is("no-host"); e < env.experts; e++) {
         plan->host(plan, e, is("elsewhere") ? (env.home[e] + 1) % env.ranks : env.home[e],
-                   is("half") && e == 0 ? 3 : -1);
+                   is("half") && e == 0 ? 3
+                   : is("uncounted")    ? INT64_MAX
+                                        : -1);
         if (e == 0 && env.ranks > 1 && !is("alone"))
-            plan->host(plan, 0, env.ranks - 1, -1);
+            plan->host(plan, 0, env.ranks - 1, is("uncounted") ? 1 : -1);
     }
     if (is("rank"))
         plan->host(plan, 0, env.ranks, -1);
