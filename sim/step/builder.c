@@ -2,6 +2,7 @@
  * and mz_step_finish returns the code. */
 #include "sim/step/inside.h"
 
+#include <math.h>
 #include <stdlib.h>
 
 /* Tags: phase in the low 8 bits, model layer above. */
@@ -261,6 +262,38 @@ static void merge_messages(mz_step *s) {
     s->sendings = kept + 1;
 }
 
+/* Ports serve one exchange after another. A transfer that runs beside other work is cut, so that
+ * the exchanges of that work get in between, as sharing would let them; flows share anyway. */
+static int exchange_pieces(const mz_step *s, const mz_exchange *x, step_join join) {
+    enum { PIECES_MOST = 16 };
+    const double piece_s = 0.5e-3; /* what others wait at most, by order of size */
+    const mz_topology *t = &s->cluster->topology;
+    if (!join.beside || s->options.network != MZ_NETWORK_PORT)
+        return 1;
+    double longest = 0;
+    for (int i = 0; i < 4; i++)
+        for (int32_t m = 0; m < x->members; m++) {
+            const int32_t rank = x->rank[m];
+            const double rate = i < 2 ? t->inside_bytes_per_s[rank] : t->outside_bytes_per_s[rank];
+            if (s->lane_out[i][m] > longest * rate)
+                longest = s->lane_out[i][m] / rate;
+        }
+    const double pieces = ceil(longest / piece_s);
+    return pieces > PIECES_MOST ? PIECES_MOST : pieces > 1 ? (int)pieces : 1;
+}
+
+static void run_pieces(mz_step *s, mz_exchange *x, step_join join) {
+    const int pieces = exchange_pieces(s, x, join);
+    for (int i = 0; pieces > 1 && i < 4; i++)
+        for (int32_t m = 0; m < x->members; m++)
+            s->lane_out[i][m] /= pieces;
+    for (int i = 0; i < pieces; i++) {
+        step_exchange(s, x, join);
+        join.launched = true;
+        x->rounds = 0;
+    }
+}
+
 int32_t step_run_collected(mz_step *s, int32_t first, int32_t end, double rounds, step_join join) {
     mz_exchange x = {.rank = s->member, .rounds = rounds};
     expand_all(s, first, end);
@@ -288,7 +321,7 @@ int32_t step_run_collected(mz_step *s, int32_t first, int32_t end, double rounds
         x.messages = (int64_t)s->sendings;
     }
     if (x.members > 0)
-        step_exchange(s, &x, join);
+        run_pieces(s, &x, join);
     s->sendings = 0;
     return x.members;
 }

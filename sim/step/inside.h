@@ -406,6 +406,7 @@ typedef struct step_join {
     const mz_task *also;   /* [ranks] further tasks to wait for, -1 none; or NULL */
     const mz_task *counts; /* the same: the exchange that says how many rows come */
     bool launched;         /* goes on with the kernel before it in the queue */
+    bool beside;           /* other traffic does not wait for all of it: see builder.c */
 } step_join;
 
 /* A compute task of `rank`: waits for the one before and for the rank's needs. */

@@ -186,7 +186,12 @@ int32_t step_build_moves(mz_step *s, const step_at *at, mz_move_phase phase, mz_
     const bool reduces = phase == MZ_MOVE_REDUCE || phase == MZ_MOVE_REDUCE_STEP;
     const step_phase tag = reduces ? PHASE_REPLICA_REDUCE : PHASE_WEIGHT_MOVE;
     return step_run_collected(s, at->first, at->end, rounds,
-                              (step_join){STREAM_MOVE, tag, at->layer, true, also, NULL});
+                              (step_join){.stream = STREAM_MOVE,
+                                          .phase = tag,
+                                          .layer = at->layer,
+                                          .after_compute = true,
+                                          .also = also,
+                                          .beside = hide == MZ_HIDE_LAYERS});
 }
 
 /* Transfers after the optimizer, of all layers together: they are issued at once. */
