@@ -224,6 +224,28 @@ static void test_moves_beside_gathers(void **state) {
     tiny_free(&t);
 }
 
+/* 8 ms of weights for the second layer, on their way since the first began, in 16 pieces: each of
+ * two layers' count exchanges, of microseconds, waits for two pieces at most, not for the transfer.
+ */
+static void test_transfers_let_counts_in(void **state) {
+    tiny t;
+    tiny_make(&t, 4, 2, "mm");
+    tiny_load(&t, apart);
+    tiny_static_plan(&t);
+    t.plan->move[0] = (mz_move){.phase = MZ_MOVE_FORWARD,
+                                .hide = MZ_HIDE_LAYERS,
+                                .src = 0,
+                                .dst = 2,
+                                .bytes = (int64_t)(8e-3 * outside)};
+    t.plan->moves = 1;
+    const mz_step_outcome o = tiny_run(&t, 1);
+    const double piece = 8e-3 / 16;
+    assert_true(o.phase_s[tiny_phase("count_exchange")] < 2 * 2 * piece);
+    assert_true(o.phase_s[tiny_phase("weight_move")] > 2 * 8e-3);
+    assert_int_equal(o.transfer_bytes, 2 * t.plan->move[0].bytes);
+    tiny_free(&t);
+}
+
 /* Muon multiplies matrices: the update takes its bytes and its FLOPs, behind the gradient norm. */
 static void test_update_products(void **state) {
     mz_optimizer muon;
@@ -484,19 +506,13 @@ static void test_copies_on_one_device(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_once_per_step),
-        cmocka_unit_test(test_summed_gradients_hide),
-        cmocka_unit_test(test_lasting_plan),
-        cmocka_unit_test(test_prefetch),
-        cmocka_unit_test(test_sharded_weights),
-        cmocka_unit_test(test_planning),
-        cmocka_unit_test(test_moves_beside_gathers),
-        cmocka_unit_test(test_update_products),
-        cmocka_unit_test(test_update_of_replicas),
-        cmocka_unit_test(test_route_needs_an_entry),
-        cmocka_unit_test(test_chunks),
-        cmocka_unit_test(test_chunks_keep_rows),
-        cmocka_unit_test(test_chunks_have_tiles),
+        cmocka_unit_test(test_once_per_step),        cmocka_unit_test(test_summed_gradients_hide),
+        cmocka_unit_test(test_lasting_plan),         cmocka_unit_test(test_prefetch),
+        cmocka_unit_test(test_sharded_weights),      cmocka_unit_test(test_planning),
+        cmocka_unit_test(test_moves_beside_gathers), cmocka_unit_test(test_transfers_let_counts_in),
+        cmocka_unit_test(test_update_products),      cmocka_unit_test(test_update_of_replicas),
+        cmocka_unit_test(test_route_needs_an_entry), cmocka_unit_test(test_chunks),
+        cmocka_unit_test(test_chunks_keep_rows),     cmocka_unit_test(test_chunks_have_tiles),
         cmocka_unit_test(test_copies_on_one_device),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
