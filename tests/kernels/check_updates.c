@@ -168,10 +168,11 @@ static void steps(rig *r, mz_update a, tensor at, double size) {
     for (int64_t t = 1; t <= 3; t++) {
         const double *g = rig_normals(r, a.gradient_type, n, size);
         for (int64_t i = 0; i < n; i++) {
-            /* columns of very different size; rows 3 of each matrix have none at all */
-            s.g[i] = ref_stored(a.gradient_type, i / at.cols % at.rows == 3 && t < 3
-                                                     ? 0
-                                                     : g[i] * exp2((double)(i % at.cols % 7) - 3));
+            /* Columns of very different size; of each matrix row 2 is far below the others, under
+             * the floor of its factor, and row 3 has no gradient at first. */
+            const int64_t row = i / at.cols % at.rows;
+            const double part = row == 2 ? 0x1p-20 : row == 3 && t < 3 ? 0 : 1;
+            s.g[i] = ref_stored(a.gradient_type, g[i] * part * exp2((double)(i % at.cols % 7) - 3));
         }
         a.gradient = rig_put(r, a.gradient_type, s.g, n);
         a.step = t;
