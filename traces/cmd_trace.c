@@ -17,6 +17,7 @@
 #include "traces/synth_profile.h"
 
 #include <string.h>
+#include <sys/stat.h>
 
 #define COUNT(table) ((int)(sizeof(table) / sizeof((table)[0])))
 
@@ -465,6 +466,10 @@ static mz_code read_head(const char *path, unsigned char *head, size_t room, siz
     const unsigned char *data;
     if (strcmp(path, "-") == 0)
         return mz_fail(err, MZ_EINPUT, "import reads files, not standard input");
+    struct stat about;
+    if (stat(path, &about) == 0 && !S_ISREG(about.st_mode) && !S_ISDIR(about.st_mode))
+        return mz_fail(err, MZ_EINPUT,
+                       "%s: is a pipe or device, and import reads its files more than once", path);
     mz_code code = mz_input_open(path, &input, err);
     if (code)
         return code;

@@ -8,7 +8,7 @@
  * 4. The course over the steps: synth_course.c.
  * 5. Sequences are drawn from the model, and every layer's parameters are moved until popularity,
  *    its course, reuse at lags 1, 4 and 64, correlation of halves, mutual information and best
- *    partners agree with the trace's. */
+ *    partners agree with the sample's. */
 #include "common/base/arena.h"
 #include "common/base/rng.h"
 #include "traces/stats_private.h"
@@ -25,7 +25,9 @@ enum {
     ROUNDS = 12,
     PROFILES = 4096,
     TUNE_ROUNDS = 16,
-    TUNE_TOKENS = 24000
+    TUNE_TOKENS = 24000,
+    TUNE_LEAST = 1000,
+    TUNE_ODDS = 300000000 /* tokens x layers x experts of a round, which its time goes with */
 };
 
 static const double SMOOTH = 1.5, LINK_SMOOTH = 8;
@@ -48,6 +50,10 @@ typedef struct fit {
     double *size;      /* [classes] */
     float *sums;       /* [classes] scratch */
 } fit;
+
+static bool stopped(const fit *f) {
+    return f->app->stop && *f->app->stop;
+}
 
 static int64_t place(const fit *f, int32_t layer, int64_t j, int32_t e) {
     return (2 * (int64_t)layer + (j > 0)) * f->facts->experts + e;
@@ -138,7 +144,7 @@ static mz_code read_sample(fit *f, mz_err *err) {
             if (all[f->sequence[i]].token_begin >= low && all[f->sequence[i]].token_begin < high)
                 code = read_sequence(f, c, &calls[c], i, expert, weight, err);
         mz_progress_update(&progress, c);
-        if (!code && f->app->stop && *f->app->stop)
+        if (!code && stopped(f))
             code = mz_fail(err, MZ_EABORTED, "interrupted");
     }
     mz_progress_end(&progress);
@@ -187,7 +193,7 @@ static int32_t best_class(const fit *f, int64_t token) {
 
 static void assign(fit *f, int64_t stride) {
     int64_t cells = 2 * (int64_t)f->facts->layers * f->facts->experts;
-    for (int64_t t = 0; t < f->tokens; t += stride)
+    for (int64_t t = 0; t < f->tokens && !stopped(f); t += stride)
         f->class[t] = best_class(f, t);
     memset(f->count, 0, (size_t)(f->classes * cells) * sizeof *f->count);
     memset(f->size, 0, (size_t)f->classes * sizeof *f->size);
@@ -220,7 +226,7 @@ static mz_code learn_classes(fit *f, uint64_t seed, mz_err *err) {
         assign(f, round < ROUNDS ? stride : 1);
         make_odds(f, 1);
         mz_progress_update(&progress, round);
-        if (f->app->stop && *f->app->stop)
+        if (stopped(f))
             return mz_fail(err, MZ_EABORTED, "interrupted");
     }
     mz_progress_end(&progress);
@@ -357,7 +363,7 @@ static void draw_layer(const fit *f, const tune *u, mz_model_draw *draw, int32_t
     int64_t experts = f->facts->experts, k = f->facts->top_k, done = 0;
     memset(u->count, 0, (size_t)(2 * experts) * sizeof *u->count);
     memset(u->moved, 0, (size_t)(MOVED * experts) * sizeof *u->moved);
-    for (int64_t i = 0; i < u->sequences; i++) {
+    for (int64_t i = 0; i < u->sequences && !stopped(f); i++) {
         tune_at(f, draw, i);
         memset(u->own, 0, (size_t)experts * sizeof *u->own);
         int64_t n = f->model->length[mz_model_profile(draw, i)];
@@ -400,6 +406,61 @@ static void move(double *parameter, double by, double low, double high) {
         *parameter = fmin(fmax(*parameter + by, low), high);
 }
 
+/* The token's experts without repetitions; how many. */
+static int64_t each_once(const uint16_t *expert, int64_t k, uint16_t *once) {
+    int64_t n = 0;
+    for (int64_t i = 0; i < k; i++) {
+        int64_t j = 0;
+        while (j < n && once[j] != expert[i])
+            j++;
+        if (j == n)
+            once[n++] = expert[i];
+    }
+    return n;
+}
+
+/* The statistics that the tuning aims at, of the sample: the trace itself, where it is longer,
+ * would take a pass over all pairs that says little more. */
+static mz_code measure_layer(const fit *f, mz_stats_sequence *sequence, mz_stats_token *token,
+                             int32_t layer, uint16_t *once, double *metric, mz_err *err) {
+    int64_t layers = f->facts->layers, k = f->facts->top_k, tokens;
+    for (int32_t i = 0; i < f->profiles; i++) {
+        mz_stats_sequence_begin(sequence, layer, f->begin[i + 1] - f->begin[i]);
+        for (int64_t t = f->begin[i]; t < f->begin[i + 1]; t++) {
+            const uint16_t *expert = f->expert + (t * layers + layer) * k;
+            int64_t n = each_once(expert, k, once);
+            mz_stats_sequence_token(sequence, once, n);
+            mz_stats_token_add(token, layer, once, NULL, n, layer ? *(expert - k) : -1);
+        }
+    }
+    const int64_t *chose = mz_stats_token_chose(token, layer, &tokens);
+    mz_stats_sequence_finish(sequence, layer, chose, tokens, metric);
+    return mz_stats_token_finish(token, layer, metric, err);
+}
+
+/* *wanted: [layers][MZ_STATS_METRICS] in f's arena. */
+static mz_code measure_sample(fit *f, double **wanted, mz_err *err) {
+    mz_arena arena = {0};
+    mz_stats_sequence *sequence;
+    mz_stats_token *token;
+    int64_t values = (int64_t)f->facts->layers * MZ_STATS_METRICS;
+    uint16_t *once = MZ_NEW(&f->arena, uint16_t, f->facts->top_k);
+    *wanted = MZ_NEW(&f->arena, double, values);
+    if (!*wanted || !once)
+        return mz_fail_nomem(err, "the statistics of a sample");
+    for (int64_t i = 0; i < values; i++)
+        (*wanted)[i] = NAN;
+    mz_code code =
+        mz_stats_sequence_make(&arena, f->facts->layers, f->facts->experts, &sequence, err);
+    if (!code)
+        code = mz_stats_token_make(&arena, f->facts->layers, f->facts->experts, false, &token, err);
+    for (int32_t l = 0; l < f->facts->layers && !code; l++)
+        code = measure_layer(f, sequence, token, l, once, *wanted + (int64_t)l * MZ_STATS_METRICS,
+                             err);
+    mz_arena_free(&arena);
+    return code;
+}
+
 /* Draws sequences of one layer and moves its parameters towards the trace's statistics. */
 static mz_code tune_layer(fit *f, tune *u, mz_model_draw *draw, int32_t layer, const double *wanted,
                           mz_err *err) {
@@ -436,7 +497,7 @@ static mz_code tune_layer(fit *f, tune *u, mz_model_draw *draw, int32_t layer, c
     return code;
 }
 
-static mz_code tune_model(fit *f, uint64_t seed, const mz_trace_stats *stats, mz_err *err) {
+static mz_code tune_model(fit *f, uint64_t seed, const double *wanted, mz_err *err) {
     tune u = {0};
     int64_t longest = 0, tokens = 0, k = f->facts->top_k;
     mz_model_draw *lengths = NULL;
@@ -445,7 +506,9 @@ static mz_code tune_model(fit *f, uint64_t seed, const mz_trace_stats *stats, mz
         return code;
     for (int32_t i = 0; i < f->profiles; i++)
         longest = f->model->length[i] > longest ? f->model->length[i] : longest;
-    for (; tokens < TUNE_TOKENS; u.sequences++) {
+    int64_t most = TUNE_ODDS / ((int64_t)f->facts->layers * f->facts->experts);
+    most = most < TUNE_LEAST ? TUNE_LEAST : most < TUNE_TOKENS ? most : TUNE_TOKENS;
+    for (; tokens < most; u.sequences++) {
         tune_at(f, lengths, u.sequences);
         tokens += f->model->length[mz_model_profile(lengths, u.sequences)];
     }
@@ -469,12 +532,12 @@ static mz_code tune_model(fit *f, uint64_t seed, const mz_trace_stats *stats, mz
                                        err);
         if (!code)
             code = mz_model_draw_open(f->model, seed, (mz_model_shuffle){0}, &draw, err);
-        for (int32_t l = 0; l < f->facts->layers && !code; l++)
-            code = tune_layer(f, &u, draw, l, stats->layer + (int64_t)l * MZ_STATS_METRICS, err);
+        for (int32_t l = 0; l < f->facts->layers && !code && !stopped(f); l++)
+            code = tune_layer(f, &u, draw, l, wanted + (int64_t)l * MZ_STATS_METRICS, err);
         mz_model_draw_close(&draw);
         mz_arena_free(&arena);
         mz_progress_update(&progress, round + 1);
-        if (!code && f->app->stop && *f->app->stop)
+        if (!code && stopped(f))
             code = mz_fail(err, MZ_EABORTED, "interrupted");
     }
     mz_progress_end(&progress);
@@ -543,8 +606,7 @@ static mz_code fit_course(fit *f, mz_err *err) {
 }
 
 static mz_code run_fit(fit *f, uint64_t seed, mz_err *err) {
-    mz_trace_stats stats = {0};
-    mz_info_options whole = {.to_step = INT64_MAX};
+    double *wanted;
     mz_code code = choose_sample(f, err);
     f->classes = f->tokens / CLASS_TOKENS < CLASSES ? (int32_t)(f->tokens / CLASS_TOKENS) : CLASSES;
     f->classes = f->classes < 1 ? 1 : f->classes;
@@ -563,11 +625,8 @@ static mz_code run_fit(fit *f, uint64_t seed, mz_err *err) {
         code = fit_course(f, err);
     }
     if (!code)
-        code = mz_trace_stats_read(f->app, f->trace, &whole, &stats, err);
-    if (!code)
-        code = tune_model(f, seed, &stats, err);
-    mz_trace_stats_free(&stats);
-    return code;
+        code = measure_sample(f, &wanted, err);
+    return code ? code : tune_model(f, seed, wanted, err);
 }
 
 mz_code mz_synth_fit(mz_app *app, mz_trace *trace, uint64_t seed, mz_synth_model *model,

@@ -205,6 +205,21 @@ static bool holds(const uint16_t *expert, int64_t count, int32_t e) {
     return false;
 }
 
+/* In LANES partial sums, which the compiler may keep in one register. */
+static float sum_of(const float *value, int64_t count) {
+    enum { LANES = 8 };
+    float lane[LANES] = {0}, sum = 0;
+    int64_t i = 0;
+    for (; i + LANES <= count; i += LANES)
+        for (int64_t j = 0; j < LANES; j++)
+            lane[j] += value[i + j];
+    for (; i < count; i++)
+        sum += value[i];
+    for (int64_t j = 0; j < LANES; j++)
+        sum += lane[j];
+    return sum;
+}
+
 /* First expert by its odds, the others by theirs, none twice; before: first expert in the layer
  * before, -1 none. */
 static void draw_token(const mz_model_draw *d, mz_rng *rng, int32_t layer, int32_t class,
@@ -215,24 +230,22 @@ static void draw_token(const mz_model_draw *d, mz_rng *rng, int32_t layer, int32
     const float *factor =
         d->link && before >= 0 ? d->link + (layer * experts + before) * experts : NULL;
     for (int64_t j = 0; j < k; j++) {
-        float total = 0;
         if (j == 1) {
             odds += experts;
             factor = d->team ? d->team + (layer * experts + expert[0]) * experts : NULL;
         }
         for (int64_t e = 0; e < experts && j < 2; e++)
             d->sum[e] = odds[e] * d->taste[e] * (factor ? factor[e] : 1.f);
-        for (int64_t i = 0; i < j; i++)
-            d->sum[expert[i]] = 0;
-        for (int64_t e = 0; e < experts; e++)
-            total += d->sum[e];
-        float value = (float)mz_rng_uniform(rng) * total;
+        if (j == 1)
+            d->sum[expert[0]] = 0;
+        float value = (float)mz_rng_uniform(rng) * sum_of(d->sum, experts);
         int32_t e = 0;
         for (; e + 1 < experts && (value -= d->sum[e]) >= 0; e++)
             ;
         while (holds(expert, j, e)) /* rounding, or no odds left: the next one that is free */
             e = e + 1 < experts ? e + 1 : 0;
         expert[j] = (uint16_t)e;
+        d->sum[e] = 0;
     }
 }
 

@@ -11,7 +11,8 @@
 
 enum { DEPTH_MAX = 256 };
 
-static const size_t FILE_MAX_BYTES = (size_t)2 << 30;
+/* The parsed value takes up to 20 times as many bytes, and is held whole. */
+static const size_t FILE_MAX_BYTES = (size_t)256 << 20;
 
 /* ---- reading ----------------------------------------------------------------------------------
  */
@@ -20,7 +21,8 @@ static mz_code read_all(mz_input *input, void **text, size_t *length, mz_err *er
     size_t capacity = 0, got = 1;
     while (got) {
         if (*length >= FILE_MAX_BYTES)
-            return mz_fail(err, MZ_EINPUT, "%s: JSON larger than 2 GiB", mz_input_path(input));
+            return mz_fail(err, MZ_EINPUT, "%s: JSON of more than 256 MiB in one value; split it",
+                           mz_input_path(input));
         if (!mz_grow(text, &capacity, *length + 65536, 1))
             return mz_fail_nomem(err, "a JSON file");
         mz_code code = mz_input_read(input, (char *)*text + *length, capacity - *length, &got, err);

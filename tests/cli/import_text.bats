@@ -441,3 +441,22 @@ note() { "$python" -c 'import h5py, sys; print(h5py.File("t.h5")["run"].attrs["i
 @test "randomly damaged text files are one line, or still sound" {
     "$python" "$root/tests/traces/fuzz_text.py" "$(realpath "$mizan")" 12 5
 }
+
+@test "pipes and devices are refused at once, JSON too large to hold, too" {
+    mkfifo pipe
+    for file in pipe /dev/null /dev/zero; do
+        fails 2 "$file: is a pipe or device" timeout 20 "$mizan" trace import -q -f nf4-jsonl "$file" --phase decode -o out.h5
+    done
+    "$python" -c '
+with open("large.json", "w") as f:
+    f.write("{\"logical_count\": [[")
+    for i in range(257):
+        f.write("1," * 524288)
+    f.write("1]]}")'
+    for importer in sglang-json routed-json gpt-oss-json; do
+        fails 2 "JSON of more than 256 MiB" "$mizan" trace import -q -f "$importer" --force large.json --experts 8 --top-k 2 \
+            --phase decode -o out.h5
+    done
+    fails 2 "longer than 64 MiB" "$mizan" trace import -q -f nf4-jsonl --force large.json --phase decode -o out.h5
+    only_files pipe large.json
+}
