@@ -391,8 +391,23 @@ static void print_wrapped(const char *text, int column, FILE *out) {
     fputc('\n', out);
 }
 
+/* Choices that fill more than a line are broken behind a '|'. */
+static void print_left(const char *left, FILE *out) {
+    enum { INDENT = 10 };
+    while (strlen(left) > HELP_WIDTH) {
+        int n = HELP_WIDTH;
+        while (n > 0 && left[n - 1] != '|')
+            n--;
+        if (n == 0)
+            break;
+        fprintf(out, "%.*s\n%*s", n, left, INDENT, "");
+        left += n;
+    }
+    fprintf(out, "%s\n%*s", left, HELP_COLUMN, "");
+}
+
 static void print_row(const mz_opt *row, FILE *out) {
-    char left[128], right[1024];
+    char left[160], right[1024];
     int n = row->letter ? snprintf(left, sizeof left, "  -%c, --%s", row->letter, row->name)
                         : snprintf(left, sizeof left, "      --%s", row->name);
     if (row->type != MZ_OPT_FLAG && n < (int)sizeof left)
@@ -402,7 +417,7 @@ static void print_row(const mz_opt *row, FILE *out) {
     else
         snprintf(right, sizeof right, "%s", row->help);
     if (n + 2 > HELP_COLUMN)
-        fprintf(out, "%s\n%*s", left, HELP_COLUMN, "");
+        print_left(left, out);
     else
         fprintf(out, "%-*s", HELP_COLUMN, left);
     print_wrapped(right, HELP_COLUMN, out);
