@@ -101,7 +101,8 @@ __global__ static void past_end_kernel(float *to) {
     CU_SHARED(float, tile, [32]);
     tile[threadIdx.x] = 1;
     __syncthreads();
-    to[threadIdx.x] = tile[threadIdx.x + 1];
+    const float *from = tile; /* a pointer: the size is not known where it is read */
+    to[threadIdx.x] = from[threadIdx.x + 1];
 }
 
 extern "C" int planted_past_end(float *to) {

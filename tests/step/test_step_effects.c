@@ -5,8 +5,9 @@
 #include <math.h>
 
 static const double row_bytes = 2 * TINY_H, inside = 1e10, memory = 1e11;
-static const int64_t even[4 * TINY_EXPERTS] = {16, 16, 16, 16, 16, 16, 16, 16,
-                                               16, 16, 16, 16, 16, 16, 16, 16};
+static const int64_t even[8 * TINY_EXPERTS] = {16, 16, 16, 16, 16, 16, 16, 16, 16, 16, 16,
+                                               16, 16, 16, 16, 16, 16, 16, 16, 16, 16, 16,
+                                               16, 16, 16, 16, 16, 16, 16, 16, 16, 16};
 
 static void make(tiny *t, int32_t ranks, const char *layers) {
     tiny_make(t, ranks, ranks, layers);
