@@ -1,5 +1,6 @@
 /* The interface: argument checks in one place for all backends, then the backend's function. */
 #include "kernels/backend.h"
+#include "kernels/settings.h"
 
 #include <math.h>
 #include <stdarg.h>
@@ -596,21 +597,6 @@ int64_t mz_update_state_bytes(const mz_update *a) {
     return full;
 }
 
-static bool keeps_full_v(const mz_update *a) {
-    return a->kind == MZ_UPDATE_ADAMW || (a->kind == MZ_UPDATE_ADAFACTOR && a->cols == 1) ||
-           (a->kind == MZ_UPDATE_SKEWADAM && !(a->factored && a->cols > 1));
-}
-
-static bool keeps_factors(const mz_update *a) {
-    return a->cols > 1 &&
-           (a->kind == MZ_UPDATE_ADAFACTOR || (a->kind == MZ_UPDATE_SKEWADAM && a->factored));
-}
-
-static bool keeps_momentum(const mz_update *a) {
-    return a->kind == MZ_UPDATE_ADAMW || a->kind == MZ_UPDATE_LION || a->kind == MZ_UPDATE_MUON ||
-           (a->kind == MZ_UPDATE_SKEWADAM && a->momentum);
-}
-
 static bool update_fits(const mz_update *a) {
     return a->rows >= 0 && a->cols > 0 && a->matrices >= 0 && sizes_fit(a->rows, a->cols) &&
            sizes_fit(a->matrices, a->rows * a->cols);
@@ -634,9 +620,9 @@ mz_kstatus mz_update_step(mz_kernels *k, mz_kstream stream, const mz_update *a, 
             "update_step: muon is for matrices");
     const int64_t n = a->matrices * a->rows * a->cols;
     REQUIRE(there(a->parameter, n) && there(a->gradient, n), "update_step: NULL");
-    REQUIRE(!keeps_momentum(a) || there(a->m, n), "update_step: m is NULL");
-    REQUIRE(!keeps_full_v(a) || there(a->v, n), "update_step: v is NULL");
-    REQUIRE(!keeps_factors(a) || (there(a->row, n) && there(a->col, n)),
+    REQUIRE(!mz_keeps_momentum(a) || there(a->m, n), "update_step: m is NULL");
+    REQUIRE(!mz_keeps_full_v(a) || there(a->v, n), "update_step: v is NULL");
+    REQUIRE(!mz_keeps_factors(a) || (there(a->row, n) && there(a->col, n)),
             "update_step: row or col is NULL");
     REQUIRE(workspace || mz_update_workspace(k, a) == 0, "update_step: no workspace");
     return n == 0 ? MZ_K_OK : k->ops->update_step(k, stream, a, workspace);

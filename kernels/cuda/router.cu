@@ -4,14 +4,12 @@
  *
  * Bytes: forward reads 4 T E of logits; backward reads them and writes 4 T E. */
 #include "kernels/cuda/device.cuh"
+#include "kernels/settings.h"
 
 /* Tokens of a block, most blocks; sums behind the columns of the experts: logsumexp^2, products of
  * token balance, active pairs. */
 enum { BLOCK_TOKENS = 256, BLOCKS_MOST = 256 };
 enum { SUM_Z, SUM_TOKENS, SUM_ACTIVE, LOSS_SUMS };
-
-/* Of sums that are divided by. */
-#define SUM_LEAST 1e-20f
 
 typedef struct route_work {
     mz_router a;
@@ -21,18 +19,6 @@ typedef struct route_work {
     int64_t *count;     /* [tokens] active pairs (variable kinds) */
     void *prefix;       /* scratch of the prefix sums */
 } route_work;
-
-__host__ __device__ static inline bool is_variable(const mz_router &a) {
-    return a.kind == MZ_ROUTER_RELU || a.kind == MZ_ROUTER_ROUTING_FREE;
-}
-
-__host__ __device__ static inline bool is_softmax(const mz_router &a) {
-    return a.kind == MZ_ROUTER_SOFTMAX || a.kind == MZ_ROUTER_AOE;
-}
-
-__host__ __device__ static inline bool is_normalized(const mz_router &a) {
-    return a.kind == MZ_ROUTER_AOE ? !a.softmax_all : a.normalize;
-}
 
 __device__ static inline int64_t block_end(const route_work &w, int64_t block) {
     const int64_t end = (block + 1) * w.block;
@@ -59,7 +45,7 @@ __device__ static inline float warp_max(float v) {
 /* Probabilities of the token in p; returns logsumexp (softmax). */
 __device__ static inline float probabilities(const mz_router &a, int64_t token, float *p) {
     const float *l = a.logits + token * a.experts;
-    if (!is_softmax(a)) {
+    if (!mz_router_is_softmax(&a)) {
         for (int32_t e = lane_of(); e < a.experts; e += 32)
             p[e] = mz_sigmoid(l[e]);
         __syncwarp();
@@ -137,7 +123,7 @@ __device__ static inline void forward_token(const mz_router &a, int64_t token, f
     float *weight = a.weight + token * a.k, sum = 0;
     probabilities(a, token, p);
     for (int32_t e = lane_of(); e < a.experts; e += 32)
-        value[e] = is_softmax(a) ? l[e] : p[e] + (a.bias ? a.bias[e] : 0.0f);
+        value[e] = mz_router_is_softmax(&a) ? l[e] : p[e] + (a.bias ? a.bias[e] : 0.0f);
     __syncwarp();
     if (a.kind == MZ_ROUTER_SIGMOID && a.topk_group < a.n_group)
         keep_groups(a, value, score);
@@ -152,7 +138,8 @@ __device__ static inline void forward_token(const mz_router &a, int64_t token, f
         }
         __syncwarp();
     }
-    const float factor = a.scale / (is_normalized(a) ? (sum > SUM_LEAST ? sum : SUM_LEAST) : 1.0f);
+    const float factor =
+        a.scale / (mz_router_is_normalized(&a) ? (sum > MZ_SUM_LEAST ? sum : MZ_SUM_LEAST) : 1.0f);
     for (int32_t i = lane_of(); i < a.k; i += 32)
         weight[i] *= factor;
     __syncwarp();
@@ -238,7 +225,7 @@ __global__ static void __launch_bounds__(CU_BLOCK) sum_kernel(route_work w) {
     for (int64_t t = (int64_t)blockIdx.x * w.block; t < block_end(w, blockIdx.x); t++) {
         __syncthreads(); /* p of the token before is read */
         float sum = 0;
-        if (is_variable(a)) {
+        if (mz_router_is_variable(&a)) {
             for (int32_t e = threadIdx.x; e < a.experts; e += CU_BLOCK) {
                 const float g = proxy_of(a, t, e);
                 mean[e] += g;
@@ -256,7 +243,7 @@ __global__ static void __launch_bounds__(CU_BLOCK) sum_kernel(route_work w) {
         for (int32_t e = threadIdx.x; e < a.experts; e += CU_BLOCK)
             sum += p[e];
         sum = cu_row_sum<CU_BLOCK>(sum);
-        sum = is_softmax(a) ? 1.0f : sum > SUM_LEAST ? sum : SUM_LEAST;
+        sum = mz_router_is_softmax(&a) ? 1.0f : sum > MZ_SUM_LEAST ? sum : MZ_SUM_LEAST;
         for (int32_t e = threadIdx.x; e < a.experts; e += CU_BLOCK)
             mean[e] += p[e] / sum;
         z += lse * lse;
@@ -312,12 +299,12 @@ __device__ static inline void weight_gradients(const mz_router &a, int64_t token
     float sum = 0, mixed = 0;
     for (int32_t i = 0; i < a.k; i++)
         sum += p[chosen[i]];
-    sum = sum > SUM_LEAST ? sum : SUM_LEAST;
-    for (int32_t i = 0; is_normalized(a) && i < a.k; i++)
+    sum = sum > MZ_SUM_LEAST ? sum : MZ_SUM_LEAST;
+    for (int32_t i = 0; mz_router_is_normalized(&a) && i < a.k; i++)
         mixed += p[chosen[i]] / sum * pair_gradient(a, token * a.k + i);
     for (int32_t i = 0; i < a.k; i++) {
         const float dw = pair_gradient(a, token * a.k + i);
-        dp[chosen[i]] += is_normalized(a) ? a.scale * (dw - mixed) / sum : a.scale * dw;
+        dp[chosen[i]] += mz_router_is_normalized(&a) ? a.scale * (dw - mixed) / sum : a.scale * dw;
     }
 }
 
@@ -327,7 +314,7 @@ __device__ static inline void backward_sigmoid(const mz_router &a, const float *
     for (int32_t e = lane_of(); e < a.experts; e += 32)
         sum += p[e];
     sum = cu_warp_sum(sum);
-    sum = sum > SUM_LEAST ? sum : SUM_LEAST;
+    sum = sum > MZ_SUM_LEAST ? sum : MZ_SUM_LEAST;
     for (int32_t e = lane_of(); aux != 0 && e < a.experts; e += 32)
         mixed += p[e] / sum * aux * (float)a.count[e];
     mixed = cu_warp_sum(mixed);
@@ -345,12 +332,12 @@ __device__ static inline void backward_token(const mz_router &a, int64_t token, 
     float *dl = a.dlogits + token * a.experts, mixed = 0;
     const float lse = probabilities(a, token, p);
     for (int32_t e = lane_of(); e < a.experts; e += 32)
-        dp[e] = is_softmax(a) && aux != 0 ? aux * (float)a.count[e] : 0.0f;
+        dp[e] = mz_router_is_softmax(&a) && aux != 0 ? aux * (float)a.count[e] : 0.0f;
     __syncwarp();
     if (lane_of() == 0)
         weight_gradients(a, token, p, dp);
     __syncwarp();
-    if (!is_softmax(a)) {
+    if (!mz_router_is_softmax(&a)) {
         backward_sigmoid(a, p, dp, aux, dl);
         __syncwarp();
         return;
@@ -455,7 +442,7 @@ __global__ static void __launch_bounds__(CU_BLOCK)
     gate_norms_back_kernel(const T *z, const float *norm, const float *dnorm, int64_t n, int64_t r,
                            T *dz) {
     for (int64_t i = cu_first_row<32>(); i < n; i += cu_row_step<32>()) {
-        const float factor = dnorm[i] / (norm[i] > SUM_LEAST ? norm[i] : SUM_LEAST);
+        const float factor = dnorm[i] / (norm[i] > MZ_SUM_LEAST ? norm[i] : MZ_SUM_LEAST);
         for (int64_t j = lane_of(); j < r; j += 32)
             cu_narrow(&dz[i * r + j], cu_widen(z[i * r + j]) * factor);
     }
@@ -463,13 +450,6 @@ __global__ static void __launch_bounds__(CU_BLOCK)
 
 /* ---- launching ----------------------------------------------------------------------------------
  */
-
-/* Takes the next `bytes` of the workspace; without one it only counts. */
-static void *take(char *workspace, size_t *used, size_t bytes) {
-    void *memory = workspace ? workspace + *used : NULL;
-    *used += (bytes + 255) & ~(size_t)255;
-    return memory;
-}
 
 static size_t place(const mz_cuda_device *d, route_work *w, const mz_router *a, char *workspace) {
     const size_t E = (size_t)a->experts;
@@ -479,13 +459,13 @@ static size_t place(const mz_cuda_device *d, route_work *w, const mz_router *a, 
     w->block = (a->tokens + w->blocks - 1) / w->blocks;
     const size_t blocks = (size_t)w->blocks;
     size_t used = 0;
-    w->mean = (float *)take(workspace, &used, sizeof(float) * blocks * (E + LOSS_SUMS));
-    w->bias = (float *)take(workspace, &used, sizeof(float) * blocks * E);
-    w->gain = (float *)take(workspace, &used, sizeof(float) * blocks * E);
-    if (!is_variable(*a))
+    w->mean = (float *)mz_take(workspace, &used, sizeof(float) * blocks * (E + LOSS_SUMS));
+    w->bias = (float *)mz_take(workspace, &used, sizeof(float) * blocks * E);
+    w->gain = (float *)mz_take(workspace, &used, sizeof(float) * blocks * E);
+    if (!mz_router_is_variable(a))
         return used;
-    w->count = (int64_t *)take(workspace, &used, sizeof(int64_t) * (size_t)a->tokens);
-    w->prefix = take(workspace, &used, mz_cuda_prefix_sums_workspace(d, a->tokens));
+    w->count = (int64_t *)mz_take(workspace, &used, sizeof(int64_t) * (size_t)a->tokens);
+    w->prefix = mz_take(workspace, &used, mz_cuda_prefix_sums_workspace(d, a->tokens));
     return used;
 }
 
@@ -518,7 +498,7 @@ extern "C" int mz_cuda_router_forward(const mz_cuda_device *d, void *stream, con
                                       void *workspace) {
     route_work w = {};
     place(d, &w, a, (char *)workspace);
-    if (!is_variable(*a))
+    if (!mz_router_is_variable(a))
         return launch_tokens(d, stream, forward_kernel, a, 3);
     const unsigned blocks = cu_blocks(d, a->tokens, CU_WARPS);
     int error = CU_LAUNCH(count_kernel, blocks, CU_BLOCK, 0, stream, w);
@@ -544,7 +524,7 @@ extern "C" int mz_cuda_router_backward(const mz_cuda_device *d, void *stream, co
                                        void *workspace) {
     route_work w = {};
     place(d, &w, a, (char *)workspace);
-    if (!is_variable(*a))
+    if (!mz_router_is_variable(a))
         return launch_tokens(d, stream, backward_kernel, a, 2);
     int error = CU_LAUNCH(backward_active, (unsigned)w.blocks, CU_BLOCK, 0, stream, w);
     if (!error && a->kind == MZ_ROUTER_ROUTING_FREE && (a->dbias || a->dgain))

@@ -10,22 +10,15 @@
  * Matrices are taken in waves, so that sweep 2 finds a wave's gradient in the second-level cache
  * and scratch stays at some rows per matrix. Blocks follow from the shape alone. */
 #include "kernels/cuda/device.cuh"
+#include "kernels/settings.h"
 
 /* Values of a block, and most blocks of one matrix; matrices of a wave. */
 enum { BLOCK_VALUES = 1 << 15, BLOCKS_MOST = 256, WAVE = 16 };
 
-/* See the host's file. */
-#define ROW_LEAST 1e-23f
-#define MEAN_LEAST 1e-15f
-
-typedef struct step_rates {
-    float correction, beta2, floor, least, mean_least;
-} step_rates;
-
 /* Everything a kernel needs besides its block. */
 typedef struct step_work {
     mz_update a;
-    step_rates r;
+    mz_update_rates r;
     int64_t blocks, block; /* of rows (factored) or values, per matrix */
     int64_t first;         /* matrix of the wave */
     int64_t tiles;         /* of columns, per matrix (factored) */
@@ -207,7 +200,7 @@ __global__ static void __launch_bounds__(CU_BLOCK) factored_statistics(step_work
         __syncthreads(); /* all have read the old factor */
         if (threadIdx.x == 0)
             w.a.row[row] = factor;
-        if (factor < ROW_LEAST)
+        if (factor < MZ_ROW_LEAST)
             continue;
         const float inverse = 1.0f / factor;
         for (int64_t j = mine; j < cols; j += QUADS) {
@@ -233,7 +226,7 @@ __device__ static inline float row_mean(const step_work &w, int64_t matrix, bool
     const float mean = sum > w.r.mean_least ? sum : w.r.mean_least;
     int low = 0;
     for (int64_t i = threadIdx.x; i < w.a.rows; i += CU_BLOCK)
-        low |= row[i] < ROW_LEAST || row[i] / mean < w.r.least;
+        low |= row[i] < MZ_ROW_LEAST || row[i] / mean < w.r.least;
     *floored = __syncthreads_or(low) != 0;
     return mean;
 }
@@ -245,7 +238,7 @@ __device__ static inline float floored_terms(const step_work &w, int64_t matrix,
     for (int64_t i = 0; i < w.a.rows; i++) {
         const int64_t row = matrix * w.a.rows + i;
         const float r = w.a.row[row];
-        const bool counted = r >= ROW_LEAST;
+        const bool counted = r >= MZ_ROW_LEAST;
         if (counted && r / mean >= w.r.least)
             continue;
         const float bounded = r / mean > w.r.least ? r / mean : w.r.least;
@@ -550,31 +543,8 @@ static int newton_schulz(const mz_cuda_device *d, void *stream, const muon_work 
 /* ---- launching ----------------------------------------------------------------------------------
  */
 
-static bool is_factored(const mz_update *a) {
-    return a->cols > 1 &&
-           (a->kind == MZ_UPDATE_ADAFACTOR || (a->kind == MZ_UPDATE_SKEWADAM && a->factored));
-}
-
 static bool has_clip(const mz_update *a) {
     return a->kind == MZ_UPDATE_SKEWADAM || a->kind == MZ_UPDATE_ADAFACTOR;
-}
-
-static step_rates rates_of(const mz_update *a) {
-    const double t = (double)a->step;
-    const double first = 1 - pow(a->beta1, t), second = 1 - pow(a->beta2, t);
-    step_rates r = {1, a->beta2, 0, 0, 0};
-    if (a->kind == MZ_UPDATE_SKEWADAM) {
-        r.correction = (float)(sqrt(second) / (a->momentum ? first : 1));
-        r.least = a->eps;
-        r.mean_least = MEAN_LEAST;
-    } else if (a->kind == MZ_UPDATE_ADAMW) {
-        r.correction = (float)(1 / first);
-        r.floor = (float)(1 / sqrt(second));
-    } else if (a->kind == MZ_UPDATE_ADAFACTOR) {
-        r.beta2 = (float)(1 - pow(t, -0.8));
-        r.floor = a->eps;
-    }
-    return r;
 }
 
 static void set_blocks(step_work *w) {
@@ -583,7 +553,7 @@ static void set_blocks(step_work *w) {
     w->blocks = (values + BLOCK_VALUES - 1) / BLOCK_VALUES;
     w->block = BLOCK_VALUES;
     w->tiles = (a->cols + CU_BLOCK - 1) / CU_BLOCK;
-    if (!is_factored(a))
+    if (!mz_keeps_factors(a))
         return;
     if (w->blocks > BLOCKS_MOST)
         w->blocks = BLOCKS_MOST;
@@ -598,33 +568,26 @@ static int64_t wave_of(const mz_update *a, int64_t first) {
     return a->matrices - first < WAVE ? a->matrices - first : (int64_t)WAVE;
 }
 
-/* Takes the next `bytes` of the workspace; without one it only counts. */
-static void *take(char *workspace, size_t *used, size_t bytes) {
-    void *memory = workspace ? workspace + *used : NULL;
-    *used += (bytes + 255) & ~(size_t)255;
-    return memory;
-}
-
 /* Places the parts of the scratch and returns its size. */
 static size_t place(step_work *w, char *workspace) {
     const mz_update *a = &w->a;
     if (!has_clip(a))
         return 0;
-    const int64_t sums = a->matrices * (is_factored(a) ? w->tiles : w->blocks);
-    const int64_t parts = is_factored(a) ? wave_of(a, 0) * w->blocks * 2 * a->cols : 0;
+    const int64_t sums = a->matrices * (mz_keeps_factors(a) ? w->tiles : w->blocks);
+    const int64_t parts = mz_keeps_factors(a) ? wave_of(a, 0) * w->blocks * 2 * a->cols : 0;
     size_t used = 0;
-    w->sum = (float *)take(workspace, &used, sizeof(float) * (size_t)sums);
-    w->clip = (float *)take(workspace, &used, sizeof(float) * (size_t)a->matrices);
-    w->part = (float *)take(workspace, &used, sizeof(float) * (size_t)parts);
+    w->sum = (float *)mz_take(workspace, &used, sizeof(float) * (size_t)sums);
+    w->clip = (float *)mz_take(workspace, &used, sizeof(float) * (size_t)a->matrices);
+    w->part = (float *)mz_take(workspace, &used, sizeof(float) * (size_t)parts);
     return used;
 }
 
 static step_work work_of(const mz_update *a) {
     step_work w = {};
     w.a = *a;
-    w.r = rates_of(a);
+    w.r = mz_update_rates_of(a);
     /* Settings without momentum read none. */
-    if (a->kind == MZ_UPDATE_ADAFACTOR || (a->kind == MZ_UPDATE_SKEWADAM && !a->momentum))
+    if (!mz_keeps_momentum(a))
         w.a.m = NULL;
     set_blocks(&w);
     return w;
@@ -687,20 +650,20 @@ static int update_full(void *stream, step_work *w) {
 static size_t place_muon(const mz_cuda_device *d, muon_work *w, char *workspace, void **products) {
     const int64_t s = muon_short(w->a), l = muon_long(w->a);
     size_t used = 0;
-    w->x = (uint16_t *)take(workspace, &used, 2 * (size_t)(s * l));
-    w->y = (uint16_t *)take(workspace, &used, 2 * (size_t)(s * l));
-    w->gram = (uint16_t *)take(workspace, &used, 2 * (size_t)(s * s));
-    w->poly = (uint16_t *)take(workspace, &used, 2 * (size_t)(s * s));
-    w->norm2 = (float *)take(workspace, &used, sizeof(float) * NORM_BLOCKS);
-    w->begin = (int64_t *)take(workspace, &used, 2 * sizeof(int64_t));
-    w->weight = (void **)take(workspace, &used, sizeof(void *));
+    w->x = (uint16_t *)mz_take(workspace, &used, 2 * (size_t)(s * l));
+    w->y = (uint16_t *)mz_take(workspace, &used, 2 * (size_t)(s * l));
+    w->gram = (uint16_t *)mz_take(workspace, &used, 2 * (size_t)(s * s));
+    w->poly = (uint16_t *)mz_take(workspace, &used, 2 * (size_t)(s * s));
+    w->norm2 = (float *)mz_take(workspace, &used, sizeof(float) * NORM_BLOCKS);
+    w->begin = (int64_t *)mz_take(workspace, &used, 2 * sizeof(int64_t));
+    w->weight = (void **)mz_take(workspace, &used, sizeof(void *));
     mz_product_args args = {};
     args.groups.groups = 1;
     args.groups.rows_max = s;
     args.n = s;
     args.k = l;
     args.type = MZ_BF16;
-    *products = take(workspace, &used, mz_cuda_grouped_gemm_workspace(d, &args));
+    *products = mz_take(workspace, &used, mz_cuda_grouped_gemm_workspace(d, &args));
     return used;
 }
 
@@ -752,5 +715,5 @@ extern "C" int mz_cuda_update_step(const mz_cuda_device *d, void *stream, const 
         return CU_LAUNCH(adamw_kernel, blocks, CU_BLOCK, 0, stream, w);
     if (a->kind == MZ_UPDATE_LION)
         return CU_LAUNCH(lion_kernel, blocks, CU_BLOCK, 0, stream, w);
-    return is_factored(a) ? update_factored(d, stream, &w) : update_full(stream, &w);
+    return mz_keeps_factors(a) ? update_factored(d, stream, &w) : update_full(stream, &w);
 }

@@ -2,12 +2,9 @@
  * of tokens that follow from their number alone. Formulas: kernels.h and
  * moe-variants-and-optimizers.md sections 2 to 5. */
 #include "kernels/host/host.h"
-#include "kernels/arithmetic.h"
+#include "kernels/settings.h"
 
 #include <stdlib.h>
-
-/* Of sums that are divided by. */
-static const float SUM_LEAST = 1e-20f;
 
 enum { BLOCK_TOKENS = 256, BLOCKS_MOST = 256 };
 
@@ -23,29 +20,9 @@ typedef struct routing {
 /* Sums behind the columns of `mean`: logsumexp^2, products of token balance, active pairs. */
 enum { SUM_Z, SUM_TOKENS, SUM_ACTIVE, LOSS_SUMS };
 
-static bool is_variable(const mz_router *a) {
-    return a->kind == MZ_ROUTER_RELU || a->kind == MZ_ROUTER_ROUTING_FREE;
-}
-
-static bool is_softmax(const mz_router *a) {
-    return a->kind == MZ_ROUTER_SOFTMAX || a->kind == MZ_ROUTER_AOE;
-}
-
-/* Weights are divided by the sum of the chosen ones. */
-static bool is_normalized(const mz_router *a) {
-    return a->kind == MZ_ROUTER_AOE ? !a->softmax_all : a->normalize;
-}
-
 static int64_t blocks_of(int64_t tokens) {
     const int64_t blocks = (tokens + BLOCK_TOKENS - 1) / BLOCK_TOKENS;
     return blocks < 1 ? 1 : blocks < BLOCKS_MOST ? blocks : BLOCKS_MOST;
-}
-
-/* Takes the next `bytes` of the workspace; without one it only counts. */
-static void *take(char *workspace, size_t *used, size_t bytes) {
-    void *memory = workspace ? workspace + *used : NULL;
-    *used += (bytes + 63) & ~(size_t)63;
-    return memory;
 }
 
 static size_t place(routing *r, const mz_kernels *k, const mz_router *a, char *workspace) {
@@ -55,12 +32,12 @@ static size_t place(routing *r, const mz_kernels *k, const mz_router *a, char *w
     r->block = (a->tokens + r->blocks - 1) / r->blocks;
     const size_t blocks = (size_t)r->blocks;
     size_t used = 0;
-    r->mean = take(workspace, &used, sizeof(double) * blocks * (E + LOSS_SUMS));
-    r->row = take(workspace, &used, sizeof(float) * threads * 3 * E);
-    r->bias = take(workspace, &used, sizeof(float) * blocks * E);
-    r->gain = take(workspace, &used, sizeof(float) * blocks * E);
-    r->count =
-        take(workspace, &used, is_variable(a) ? sizeof(int64_t) * ((size_t)a->tokens + 1) : 0);
+    r->mean = mz_take(workspace, &used, sizeof(double) * blocks * (E + LOSS_SUMS));
+    r->row = mz_take(workspace, &used, sizeof(float) * threads * 3 * E);
+    r->bias = mz_take(workspace, &used, sizeof(float) * blocks * E);
+    r->gain = mz_take(workspace, &used, sizeof(float) * blocks * E);
+    r->count = mz_take(workspace, &used,
+                       mz_router_is_variable(a) ? sizeof(int64_t) * ((size_t)a->tokens + 1) : 0);
     return used;
 }
 
@@ -135,7 +112,7 @@ static void keep_groups(const mz_router *a, float *value, float *score) {
 /* Probabilities p of a token: softmax, or sigmoid values. Returns logsumexp (softmax). */
 static float probabilities(const mz_router *a, int64_t token, float *p) {
     const float *l = a->logits + token * a->experts;
-    if (is_softmax(a))
+    if (mz_router_is_softmax(a))
         return softmax(l, a->experts, p);
     for (int32_t e = 0; e < a->experts; e++)
         p[e] = mz_sigmoid(l[e]);
@@ -147,7 +124,7 @@ static float sum_of_values(const float *p, int32_t n) {
     float sum = 0;
     for (int32_t e = 0; e < n; e++)
         sum += p[e];
-    return sum > SUM_LEAST ? sum : SUM_LEAST;
+    return sum > MZ_SUM_LEAST ? sum : MZ_SUM_LEAST;
 }
 
 static void forward_token(const mz_router *a, int64_t token, float *scratch) {
@@ -167,7 +144,8 @@ static void forward_token(const mz_router *a, int64_t token, float *scratch) {
     choose(by, a->experts, a->k, chosen);
     for (int32_t i = 0; i < a->k; i++)
         sum += p[chosen[i]];
-    const float factor = a->scale / (is_normalized(a) ? (sum > SUM_LEAST ? sum : SUM_LEAST) : 1);
+    const float factor =
+        a->scale / (mz_router_is_normalized(a) ? (sum > MZ_SUM_LEAST ? sum : MZ_SUM_LEAST) : 1);
     for (int32_t i = 0; i < a->k; i++)
         weight[i] = p[chosen[i]] * factor;
 }
@@ -224,7 +202,7 @@ mz_kstatus mz_host_router_forward(mz_kernels *k, mz_kstream stream, const mz_rou
     routing r;
     place(&r, k, a, workspace);
     mz_pool *pool = mz_host_of(k)->pool;
-    if (!is_variable(a)) {
+    if (!mz_router_is_variable(a)) {
         mz_pool_run(pool, forward_block, &r, r.blocks);
         return MZ_K_OK;
     }
@@ -257,7 +235,7 @@ static float share_of(const mz_router *a, int64_t token) {
 }
 
 static void sum_token(const mz_router *a, int64_t t, float *p, double *mean) {
-    if (is_variable(a)) {
+    if (mz_router_is_variable(a)) {
         double sum = 0;
         for (int32_t e = 0; e < a->experts; e++) {
             const float g = proxy_of(a, t, e);
@@ -269,7 +247,7 @@ static void sum_token(const mz_router *a, int64_t t, float *p, double *mean) {
         return;
     }
     const double lse = probabilities(a, t, p);
-    const double sum = is_softmax(a) ? 1 : sum_of_values(p, a->experts);
+    const double sum = mz_router_is_softmax(a) ? 1 : sum_of_values(p, a->experts);
     for (int32_t e = 0; e < a->experts; e++)
         mean[e] += p[e] / sum;
     mean[a->experts + SUM_Z] += lse * lse;
@@ -329,12 +307,12 @@ static void weight_gradients(const mz_router *a, int64_t token, const float *p, 
     float sum = 0, mixed = 0;
     for (int32_t i = 0; i < a->k; i++)
         sum += p[chosen[i]];
-    sum = sum > SUM_LEAST ? sum : SUM_LEAST;
-    for (int32_t i = 0; is_normalized(a) && i < a->k; i++)
+    sum = sum > MZ_SUM_LEAST ? sum : MZ_SUM_LEAST;
+    for (int32_t i = 0; mz_router_is_normalized(a) && i < a->k; i++)
         mixed += p[chosen[i]] / sum * pair_gradient(a, token * a->k + i);
     for (int32_t i = 0; i < a->k; i++) {
         const float dw = pair_gradient(a, token * a->k + i);
-        dp[chosen[i]] += is_normalized(a) ? a->scale * (dw - mixed) / sum : a->scale * dw;
+        dp[chosen[i]] += mz_router_is_normalized(a) ? a->scale * (dw - mixed) / sum : a->scale * dw;
     }
 }
 
@@ -369,7 +347,7 @@ static void backward_token(const mz_router *a, int64_t token, float *scratch) {
     const float lse = probabilities(a, token, p);
     memset(dp, 0, sizeof *dp * (size_t)a->experts);
     weight_gradients(a, token, p, dp);
-    if (!is_softmax(a)) {
+    if (!mz_router_is_softmax(a)) {
         backward_sigmoid(a, p, dp, aux, dl);
         return;
     }
@@ -418,7 +396,7 @@ static void backward_block(void *argument, int64_t block, int32_t thread) {
     memset(bias, 0, sizeof *bias * (size_t)a->experts);
     memset(gain, 0, sizeof *gain * (size_t)a->experts);
     for (int64_t t = block * r->block; t < block_end(r, block); t++) {
-        if (is_variable(a))
+        if (mz_router_is_variable(a))
             backward_active(a, t, bias, gain);
         else
             backward_token(a, t, r->row + (int64_t)thread * 3 * a->experts);

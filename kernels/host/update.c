@@ -11,21 +11,17 @@
  *
  * Blocks follow from the shape alone and are summed in order: results do not depend on threads. */
 #include "kernels/host/host.h"
-#include "kernels/arithmetic.h"
+#include "kernels/settings.h"
 
 #include <stdlib.h>
 
 enum { BLOCK_VALUES = 1 << 16, BLOCKS_MOST = 32, WAVE = 16 };
 
-/* Below this a row factor is under every floor of the study and its reciprocal may overflow. */
-static const float ROW_LEAST = 1e-23f;
-/* Of the mean of the row factors, in SkewAdam's code; Adafactor has none. */
-static const float MEAN_LEAST = 1e-15f;
-
 typedef struct updating {
     const mz_update *args;
     const mz_update_simd *simd;
-    float scale, correction, beta2, floor, least, mean_least;
+    float scale;
+    mz_update_rates rates;
     /* factored: blocks of rows per matrix; others: blocks of values */
     int64_t blocks, block;
     int64_t first; /* matrix of the wave */
@@ -39,33 +35,28 @@ static const void *gradient_at(const mz_update *a, int64_t element) {
     return (const char *)a->gradient + element * (a->gradient_type == MZ_BF16 ? 2 : 4);
 }
 
-/* Settings without momentum do not look at m. */
-static bool has_momentum(const mz_update *a) {
-    return a->kind != MZ_UPDATE_ADAFACTOR && (a->kind != MZ_UPDATE_SKEWADAM || a->momentum);
-}
-
 static mz_update_row row_of(const updating *u, int64_t element, int64_t n) {
     const mz_update *a = u->args;
     return (mz_update_row){.args = a,
                            .scale = u->scale,
-                           .rate = a->rate * u->correction,
+                           .rate = a->rate * u->rates.correction,
                            .keep = 1 - a->rate * a->decay,
-                           .beta2 = u->beta2,
-                           .floor = u->floor,
-                           .least = u->least,
+                           .beta2 = u->rates.beta2,
+                           .floor = u->rates.floor,
+                           .least = u->rates.least,
                            .element = element,
                            .n = n,
                            .parameter =
                                (char *)a->parameter + element * (a->type == MZ_BF16 ? 2 : 4),
                            .gradient = gradient_at(a, element),
-                           .m = has_momentum(a) ? a->m + element : NULL,
+                           .m = mz_keeps_momentum(a) ? a->m + element : NULL,
                            .v = a->v ? a->v + element : NULL};
 }
 
 static float clip_of(const updating *u, double sum, double values) {
     if (!u->args->clip_rms)
         return 1;
-    const float rms = (float)sqrt(sum / values) * u->correction;
+    const float rms = (float)sqrt(sum / values) * u->rates.correction;
     return rms > 1 ? 1 / rms : 1;
 }
 
@@ -93,8 +84,8 @@ static void factored_statistics(void *argument, int64_t p, int32_t thread) {
         const mz_update_row row = row_of(u, (matrix * a->rows + i) * a->cols, a->cols);
         const float g2 = u->simd->statistics(&row, square, col);
         float *factor = &a->row[matrix * a->rows + i];
-        *factor = *factor * u->beta2 + (g2 / (float)a->cols) * (1 - u->beta2);
-        if (*factor >= ROW_LEAST)
+        *factor = *factor * u->rates.beta2 + (g2 / (float)a->cols) * (1 - u->rates.beta2);
+        if (*factor >= MZ_ROW_LEAST)
             u->simd->weigh(weighted, square, 1 / *factor, a->cols);
     }
 }
@@ -106,7 +97,7 @@ static float row_mean(const updating *u, int64_t matrix) {
     for (int64_t i = 0; i < n; i++)
         sum += x[i];
     const float mean = (float)(sum / (double)n);
-    return mean > u->mean_least ? mean : u->mean_least;
+    return mean > u->rates.mean_least ? mean : u->rates.mean_least;
 }
 
 /* Rows below the floor: their terms with the factor they really get. */
@@ -115,10 +106,10 @@ static void mend_floored(const updating *u, int64_t matrix, float mean, float *w
     const mz_update *a = u->args;
     for (int64_t i = 0; i < a->rows; i++) {
         const float r = a->row[matrix * a->rows + i];
-        const bool counted = r >= ROW_LEAST;
-        if (counted && r / mean >= u->least)
+        const bool counted = r >= MZ_ROW_LEAST;
+        if (counted && r / mean >= u->rates.least)
             continue;
-        const float bounded = r / mean > u->least ? r / mean : u->least;
+        const float bounded = r / mean > u->rates.least ? r / mean : u->rates.least;
         if (bounded <= 0)
             continue;
         const mz_update_row row = row_of(u, (matrix * a->rows + i) * a->cols, a->cols);
@@ -142,8 +133,8 @@ static void factored_matrix(void *argument, int64_t wave, int32_t thread) {
     double sum = 0;
     for (int64_t j = 0; j < a->cols; j++) {
         float *c = &a->col[matrix * a->cols + j];
-        *c = *c * u->beta2 + (col[j] / (float)a->rows) * (1 - u->beta2);
-        const float bounded = *c > u->least ? *c : u->least;
+        *c = *c * u->rates.beta2 + (col[j] / (float)a->rows) * (1 - u->rates.beta2);
+        const float bounded = *c > u->rates.least ? *c : u->rates.least;
         sum += bounded > 0 ? (double)weighted[j] * mean / bounded : 0;
     }
     u->sum[matrix] = (float)sum;
@@ -160,14 +151,14 @@ static void factored_write(void *argument, int64_t p, int32_t thread) {
     const int64_t matrix = u->first + p / u->blocks, block = p % u->blocks;
     float *col_factor = u->line + thread * a->cols;
     for (int64_t j = 0; j < a->cols; j++)
-        col_factor[j] = inverse_root(a->col[matrix * a->cols + j], u->least);
+        col_factor[j] = inverse_root(a->col[matrix * a->cols + j], u->rates.least);
     const float mean = row_mean(u, matrix);
     const float clip =
         a->clip_tensor ? u->clip : clip_of(u, u->sum[matrix], (double)a->rows * (double)a->cols);
     for (int64_t i = block * u->block; i < block_end(u, block); i++) {
         const int64_t at = matrix * a->rows + i;
         mz_update_row row = row_of(u, at * a->cols, a->cols);
-        row.rate *= clip * inverse_root(a->row[at] / mean, u->least);
+        row.rate *= clip * inverse_root(a->row[at] / mean, u->rates.least);
         u->simd->apply_factored(&row, col_factor);
     }
 }
@@ -244,7 +235,7 @@ static void adamw_values(void *argument, int64_t p, int32_t thread) {
     const updating *u = argument;
     int64_t matrix;
     const mz_update_row row = values_of(u, p, &matrix);
-    u->simd->adamw(&row, u->floor);
+    u->simd->adamw(&row, u->rates.floor);
 }
 
 static void lion_values(void *argument, int64_t p, int32_t thread) {
@@ -258,36 +249,10 @@ static void lion_values(void *argument, int64_t p, int32_t thread) {
 /* ---- settings -----------------------------------------------------------------------------------
  */
 
-static bool is_factored(const mz_update *a) {
-    return a->cols > 1 &&
-           (a->kind == MZ_UPDATE_ADAFACTOR || (a->kind == MZ_UPDATE_SKEWADAM && a->factored));
-}
-
-/* Bias corrections (moe-variants-and-optimizers.md 6.3): SkewAdam puts the second moment's into the
- * multiplier; AdamW has root in `floor`. */
-static void set_rates(updating *u) {
-    const mz_update *a = u->args;
-    const double t = (double)a->step;
-    const double first = 1 - pow(a->beta1, t), second = 1 - pow(a->beta2, t);
-    u->correction = 1;
-    u->beta2 = a->beta2;
-    if (a->kind == MZ_UPDATE_SKEWADAM) {
-        u->correction = (float)(sqrt(second) / (a->momentum ? first : 1));
-        u->least = a->eps;
-        u->mean_least = MEAN_LEAST;
-    } else if (a->kind == MZ_UPDATE_ADAMW) {
-        u->correction = (float)(1 / first);
-        u->floor = (float)(1 / sqrt(second));
-    } else if (a->kind == MZ_UPDATE_ADAFACTOR) {
-        u->beta2 = (float)(1 - pow(t, -0.8));
-        u->floor = a->eps;
-    }
-}
-
 static void set_blocks(updating *u) {
     const mz_update *a = u->args;
     const int64_t values = a->rows * a->cols;
-    if (!is_factored(a)) {
+    if (!mz_keeps_factors(a)) {
         u->block = BLOCK_VALUES;
         u->blocks = (values + BLOCK_VALUES - 1) / BLOCK_VALUES;
         return;
@@ -422,7 +387,7 @@ static mz_kstatus update_muon(mz_kernels *k, const updating *u, float *scratch) 
  */
 
 static int64_t sums_of(const updating *u) {
-    return u->args->matrices * (is_factored(u->args) ? 1 : u->blocks);
+    return u->args->matrices * (mz_keeps_factors(u->args) ? 1 : u->blocks);
 }
 
 size_t mz_host_update_workspace(const mz_kernels *k, const mz_update *a) {
@@ -433,7 +398,7 @@ size_t mz_host_update_workspace(const mz_kernels *k, const mz_update *a) {
     if (a->kind == MZ_UPDATE_ADAMW || a->kind == MZ_UPDATE_LION)
         return 0;
     int64_t floats = sums_of(&u);
-    if (is_factored(a)) {
+    if (mz_keeps_factors(a)) {
         const int64_t wave = a->matrices < WAVE ? a->matrices : WAVE;
         floats += (wave * u.blocks * 2 + mz_pool_threads(mz_host_of(k)->pool)) * a->cols;
     }
@@ -444,8 +409,10 @@ mz_kstatus mz_host_update_step(mz_kernels *k, mz_kstream stream, const mz_update
                                void *workspace) {
     (void)stream;
     mz_host *host = mz_host_of(k);
-    updating u = {.args = a, .simd = host->update, .scale = a->grad_scale ? *a->grad_scale : 1};
-    set_rates(&u);
+    updating u = {.args = a,
+                  .simd = host->update,
+                  .scale = a->grad_scale ? *a->grad_scale : 1,
+                  .rates = mz_update_rates_of(a)};
     set_blocks(&u);
     if (a->kind == MZ_UPDATE_MUON)
         return update_muon(k, &u, workspace);
@@ -455,7 +422,7 @@ mz_kstatus mz_host_update_step(mz_kernels *k, mz_kstream stream, const mz_update
         return MZ_K_OK;
     }
     u.sum = workspace;
-    if (!is_factored(a)) {
+    if (!mz_keeps_factors(a)) {
         update_full(host->pool, &u);
         return MZ_K_OK;
     }

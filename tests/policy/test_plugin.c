@@ -3,6 +3,7 @@
  * Plug-ins: the example against what its rule must give, every fault reported with the plug-in's
  * name, and nothing of it left behind. */
 #include "fixture.h"
+#include "tests/harness.h"
 
 #include "sim/policy/parts.h"
 
@@ -171,16 +172,15 @@ static void files_that_are_no_plug_ins(void **state) {
     fails_with(HOTTEST "[timeout=0]", "timeout=0");
     fails_with(HOTTEST "[copies=0]", "says: its only option is copies=N");
     fails_with(HOTTEST "[=3]", "an option without a name");
-    char folder[] = "/tmp/mizan-plug-in-XXXXXX", path[64];
-    assert_non_null(mkdtemp(folder));
+    char folder[256], path[sizeof folder + 16];
+    make_directory(folder, sizeof folder);
     snprintf(path, sizeof path, "%s/text.so", folder);
     FILE *file = fopen(path, "w");
     fputs("this is no shared object\n", file);
     fclose(file);
     fails_with(path, "cannot be loaded");
-    unlink(path);
     fails_with(folder, "cannot be loaded");
-    rmdir(folder);
+    remove_directory(folder);
 }
 
 /* The table's own names are not mistaken for paths, nor paths for names. */
