@@ -226,19 +226,21 @@ static void gpt_oss_files(void **state) {
     mz_trace_close(&trace);
 }
 
-/* Mean over layer calls of max/mean over the 32 ranks; published: 1.73 and 1.66 for static FSDP,
- * 1.66 and 1.29 for the two balancers on e16k4. */
+/* Mean over layer calls of max/mean over the 32 ranks: as published, for the two static runs and
+ * the four of the balancers, and to the last digit by numpy where it was asked (else 0). */
 static void laer_token_log(void **state) {
     fixture *f = *state;
     static const struct {
         const char *method, *model;
-        double imbalance;
+        double published, imbalance;
         int layers, top_k;
     } runs[] = {
-        {"FSDP", "mixtral-8x7b-e16k4", 1.7287845187717015, 24, 4},
-        {"FSDP", "mixtral-8x7b-e8k2", 1.6638357162475585, 32, 2},
-        {"FLEX", "mixtral-8x7b-e16k4", 1.6566708670722115, 24, 4},
-        {"LAER", "mixtral-8x7b-e16k4", 1.2881770451863608, 24, 4},
+        {"FSDP", "mixtral-8x7b-e16k4", 1.729, 1.7287845187717015, 24, 4},
+        {"FSDP", "mixtral-8x7b-e8k2", 1.664, 1.6638357162475585, 32, 2},
+        {"FLEX", "mixtral-8x7b-e16k4", 1.657, 1.6566708670722115, 24, 4},
+        {"FLEX", "mixtral-8x7b-e8k2", 1.503, 0, 32, 2},
+        {"LAER", "mixtral-8x7b-e16k4", 1.288, 1.2881770451863608, 24, 4},
+        {"LAER", "mixtral-8x7b-e8k2", 1.413, 0, 32, 2},
     };
     for (int i = 0; i < COUNT_OF(runs); i++) {
         char *file = recorded(f, "laer-moe-training-rank-tokens/token_analysis_backup.csv.xz");
@@ -254,7 +256,9 @@ static void laer_token_log(void **state) {
         for (int64_t c = 0; c < count; c++)
             assert_int_equal(calls[c].tokens, 16384);
         mz_trace_info info = info_of(f, trace, 0, 0);
-        near(info.mean[8], runs[i].imbalance, 1e-9);
+        near(info.mean[8], runs[i].published, 5e-4 / runs[i].published); /* half a digit */
+        if (runs[i].imbalance > 0)
+            near(info.mean[8], runs[i].imbalance, 1e-9);
         mz_trace_info_free(&info);
         mz_trace_close(&trace);
     }
