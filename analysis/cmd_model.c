@@ -79,8 +79,8 @@ static void add_up(const model_job *job, optimizer_sums *sums) {
     const mz_model *m = job->model;
     for (int64_t i = 0; i < m->tensors; i++) {
         const mz_tensor *t = &m->tensor[i];
-        const mz_update u = mz_optimizer_update(&sums->optimizer, t, t->count, job->args.parts,
-                                                (mz_temporaries)job->args.temporaries);
+        const mz_update_cost u = mz_optimizer_update(&sums->optimizer, t, t->count, job->args.parts,
+                                                     (mz_temporaries)job->args.temporaries);
         sums->state[t->tier] += u.state_bytes;
         sums->state[TOTAL] += u.state_bytes;
         sums->replicated += u.replicated_bytes;

@@ -48,8 +48,9 @@ mz_code mz_json_load(const char *path, json_t **value, mz_err *err) {
         if (!*value && json_error_code(&why) == json_error_out_of_memory)
             code = mz_fail_nomem(err, "a JSON value");
         else if (!*value)
-            code = mz_fail(err, MZ_EINPUT, "%s:%d:%d: not valid JSON: %s", mz_input_path(input),
-                           why.line, why.column, why.text);
+            code = mz_fail(err, MZ_EINPUT, "%s:%d:%d: not valid JSON: %s%s", mz_input_path(input),
+                           why.line, why.column, why.text,
+                           (size_t)why.position + 1 >= length ? " (is the file truncated?)" : "");
     }
     free(text);
     mz_input_close(&input);

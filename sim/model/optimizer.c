@@ -300,16 +300,16 @@ static int64_t temporaries(const needs *n, const mz_tensor *t, write_back write,
                   4 * length * gradient + n->matrix_work);
 }
 
-mz_update mz_optimizer_update(const mz_optimizer *optimizer, const mz_tensor *tensor,
-                              int64_t copies, int64_t parts, mz_temporaries how) {
+mz_update_cost mz_optimizer_update(const mz_optimizer *optimizer, const mz_tensor *tensor,
+                                   int64_t copies, int64_t parts, mz_temporaries how) {
     if (!tensor->trainable)
-        return (mz_update){0};
+        return (mz_update_cost){0};
     const write_back write = write_of(optimizer, tensor);
     const piece p = piece_of(copies, parts);
     needs n = needs_of(optimizer, tensor);
     if (write == WRITE_MASTER)
         n.value_state += 4 * values(tensor);
-    mz_update u = {.values = share(copies * values(tensor), parts)};
+    mz_update_cost u = {.values = share(copies * values(tensor), parts)};
     u.state_bytes = share(copies * n.value_state, parts) +
                     n.row_state * share(copies * tensor->rows, parts) + n.whole_state * p.touched;
     u.replicated_bytes = n.whole_state * p.cut;

@@ -73,7 +73,7 @@ const mz_optimizer *const *mz_optimizers(int *count);
 mz_code mz_optimizer_parse(const char *text, mz_optimizer *optimizer, mz_err *err);
 
 /* One update of the fullest of `parts` pieces of `copies` copies of a tensor. */
-typedef struct mz_update {
+typedef struct mz_update_cost {
     int64_t values;           /* parameters in the piece */
     int64_t state_bytes;      /* kept with it from step to step; master weights included */
     int64_t replicated_bytes; /* of these, what another piece keeps, too */
@@ -82,11 +82,11 @@ typedef struct mz_update {
     double exchange_bytes;    /* that it must receive from other pieces beyond reduced gradients:
                                  rest of a cut matrix (Muon), sums over a matrix's rows */
     int64_t temporary_bytes;  /* alive at once beside weights, gradients and state */
-} mz_update;
+} mz_update_cost;
 
 /* copies, parts >= 1. Nothing is needed for a tensor that is not trained. */
-mz_update mz_optimizer_update(const mz_optimizer *optimizer, const mz_tensor *tensor,
-                              int64_t copies, int64_t parts, mz_temporaries how);
+mz_update_cost mz_optimizer_update(const mz_optimizer *optimizer, const mz_tensor *tensor,
+                                   int64_t copies, int64_t parts, mz_temporaries how);
 /* State of one whole copy. */
 int64_t mz_optimizer_state_bytes(const mz_optimizer *optimizer, const mz_tensor *tensor);
 

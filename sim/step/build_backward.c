@@ -12,13 +12,13 @@
 static void select_stage(mz_step *s, const step_at *at) {
     const int64_t experts = s->model->experts;
     for (int32_t r = at->first; r < at->end; r++)
-        s->span_first[r] = step_emit_other(s, r, PHASE_SCORE, at->layer, s->times[r].score, 1);
+        s->span_first[r] = step_emit_other(s, r, MZ_PHASE_SCORE, at->layer, s->times[r].score, 1);
     if (s->traits.score_home_bytes > 0 && s->ep > 1) {
-        step_build_rows(s, at, TRAFFIC_SCORES, PHASE_SCORE, WHOLE_CALL, NULL);
+        step_build_rows(s, at, TRAFFIC_SCORES, MZ_PHASE_SCORE, WHOLE_CALL, NULL);
         step_need_each(s, at->first, at->end, s->joined);
     }
     for (int32_t r = 0; r < s->ep; r++)
-        step_emit_other(s, at->first + r, PHASE_SCORE, at->layer,
+        step_emit_other(s, at->first + r, MZ_PHASE_SCORE, at->layer,
                         step_select_time(s, at->work[r].pairs), 2);
     /* Totals are known since forward: the host does not wait for these counts, dispatch does. */
     step_build_counts(s, at, 4 * ((experts + s->ep - 1) / s->ep));
@@ -29,7 +29,7 @@ static void select_stage(mz_step *s, const step_at *at) {
 static void back_pack_stage(mz_step *s, const step_at *at) {
     for (int32_t r = 0; r < s->ep; r++) {
         const int64_t rows = at->work[r].back_packed + at->work[r].again_packed;
-        const mz_task task = step_emit_other(s, at->first + r, PHASE_BACKWARD_PACK, at->layer,
+        const mz_task task = step_emit_other(s, at->first + r, MZ_PHASE_BACKWARD_PACK, at->layer,
                                              step_row_copies(s, rows, rows), 1);
         if (!at->call->lossy)
             s->span_first[at->first + r] = task;
@@ -39,7 +39,7 @@ static void back_pack_stage(mz_step *s, const step_at *at) {
 static void begin_back_experts(mz_step *s, const step_at *at) {
     const bool shared = s->model->shared_intermediate > 0;
     for (int32_t r = at->first; r < at->end; r++) {
-        s->beside[r] = shared ? step_emit_aside(s, r, PHASE_BACKWARD_OTHER, at->layer,
+        s->beside[r] = shared ? step_emit_aside(s, r, MZ_PHASE_BACKWARD_OTHER, at->layer,
                                                 s->times[r].shared_back, s->launches.ffn_back)
                               : -1;
         step_need(s, r, s->before_products[r]);
@@ -54,9 +54,9 @@ static void back_products(mz_step *s, const step_at *at, int32_t chunk) {
             chunk == WHOLE_CALL ? NULL : &at->chunk[(int64_t)r * s->chunks + chunk];
         const int64_t rows = part ? part->rows : w->back_rows;
         if (s->options.dispatch != MZ_DISPATCH_PAIR)
-            step_emit_other(s, at->first + r, PHASE_BACKWARD_PACK, at->layer,
+            step_emit_other(s, at->first + r, MZ_PHASE_BACKWARD_PACK, at->layer,
                             step_row_copies(s, rows, rows), 1);
-        step_emit(s, at->first + r, PHASE_BACKWARD_EXPERTS, at->layer,
+        step_emit(s, at->first + r, MZ_PHASE_BACKWARD_EXPERTS, at->layer,
                   part ? part->back_expert_s : w->back_expert_s, w->again_rows > 0 ? 7 : 5);
     }
 }
@@ -66,16 +66,16 @@ static void back_exchange_stage(mz_step *s, const step_at *at) {
     const bool cut = s->chunks > 1 && !at->call->lossy;
     const int32_t chunks = cut ? s->chunks : 1;
     for (int32_t c = 0; c < chunks; c++) {
-        step_build_rows(s, at, TRAFFIC_BACK_DISPATCH, PHASE_BACKWARD_DISPATCH, cut ? c : WHOLE_CALL,
-                        c == 0 ? s->before_dispatch : NULL);
+        step_build_rows(s, at, TRAFFIC_BACK_DISPATCH, MZ_PHASE_BACKWARD_DISPATCH,
+                        cut ? c : WHOLE_CALL, c == 0 ? s->before_dispatch : NULL);
         step_keep_joined(s, at, s->ep > 1, s->arrived + (int64_t)c * s->ranks);
     }
     begin_back_experts(s, at);
     for (int32_t c = 0; c < chunks; c++) {
         step_need_each(s, at->first, at->end, s->arrived + (int64_t)c * s->ranks);
         back_products(s, at, cut ? c : WHOLE_CALL);
-        step_build_rows(s, at, TRAFFIC_BACK_COMBINE, PHASE_BACKWARD_COMBINE, cut ? c : WHOLE_CALL,
-                        NULL);
+        step_build_rows(s, at, TRAFFIC_BACK_COMBINE, MZ_PHASE_BACKWARD_COMBINE,
+                        cut ? c : WHOLE_CALL, NULL);
     }
     if (s->ep > 1)
         step_need_each(s, at->first, at->end, s->joined);
@@ -112,9 +112,9 @@ static void back_unpack_stage(mz_step *s, const step_at *at) {
     for (int32_t r = at->first; r < at->end; r++) {
         step_need(s, r, s->beside[r]);
         const int64_t rows = at->work[r - at->first].back_packed;
-        step_emit_other(s, r, PHASE_BACKWARD_OTHER, at->layer,
+        step_emit_other(s, r, MZ_PHASE_BACKWARD_OTHER, at->layer,
                         step_row_copies(s, rows + tokens[r], tokens[r]), 1);
-        const mz_task last = step_emit(s, r, PHASE_BACKWARD_OTHER, at->layer,
+        const mz_task last = step_emit(s, r, MZ_PHASE_BACKWARD_OTHER, at->layer,
                                        s->times[r].router_back, s->launches.router_back);
         step_span_add(s, s->span_first[r], last);
         step_need(s, r, s->before_dispatch[r]);
@@ -139,9 +139,9 @@ static void backward_moe(mz_step *s, const step_at *at) {
 /* Router and shared experts again, without the routed ones. */
 static void recompute_without_pairs(mz_step *s, const step_at *at) {
     for (int32_t r = at->first; r < at->end; r++) {
-        step_emit(s, r, PHASE_ROUTER, at->layer, s->times[r].router, s->launches.router);
+        step_emit(s, r, MZ_PHASE_ROUTER, at->layer, s->times[r].router, s->launches.router);
         if (s->model->shared_intermediate > 0)
-            step_emit_other(s, r, PHASE_DENSE, at->layer, s->times[r].shared, s->launches.ffn);
+            step_emit_other(s, r, MZ_PHASE_DENSE, at->layer, s->times[r].shared, s->launches.ffn);
     }
 }
 
@@ -164,7 +164,7 @@ static void backward_attention(mz_step *s, int32_t layer) {
     const bool window = s->model->is_sliding && s->model->is_sliding[layer];
     for (int32_t r = 0; r < s->ranks; r++) {
         const step_token_times *t = &s->times[r];
-        step_emit_other(s, r, PHASE_BACKWARD_OTHER, layer,
+        step_emit_other(s, r, MZ_PHASE_BACKWARD_OTHER, layer,
                         t->attention_back + (window ? t->window_scores_back : t->scores_back),
                         s->launches.attention_back);
     }
@@ -172,7 +172,7 @@ static void backward_attention(mz_step *s, int32_t layer) {
 
 void step_build_layer_reduce(mz_step *s, int32_t layer) {
     const double n = s->ranks, copies = s->groups;
-    const step_join join = {STREAM_STATE, PHASE_GRADIENT_REDUCE, layer, true, NULL, NULL};
+    const step_join join = {STREAM_STATE, MZ_PHASE_GRADIENT_REDUCE, layer, true, NULL, NULL};
     if (step_ring_beside(s, 0, 1, s->ranks, (double)s->sizes.dense_layer[layer] * (n - 1) / n,
                          n - 1, join) > 0)
         memcpy(s->scattered, s->joined, sizeof *s->scattered * (size_t)s->ranks);
@@ -186,7 +186,7 @@ void step_build_layer_reduce(mz_step *s, int32_t layer) {
 
 static void dense_backward(mz_step *s, int32_t layer) {
     for (int32_t r = 0; r < s->ranks; r++)
-        step_emit_other(s, r, PHASE_BACKWARD_OTHER, layer, s->times[r].dense_back,
+        step_emit_other(s, r, MZ_PHASE_BACKWARD_OTHER, layer, s->times[r].dense_back,
                         s->launches.ffn_back);
 }
 
@@ -223,7 +223,7 @@ void step_build_backward(mz_step *s, int32_t micro_batch) {
         moe -= s->model->is_moe[l];
     }
     for (int32_t r = 0; r < s->ranks; r++)
-        step_emit_other(s, r, PHASE_BACKWARD_OTHER, s->layers, s->times[r].embed_back, 1);
+        step_emit_other(s, r, MZ_PHASE_BACKWARD_OTHER, s->layers, s->times[r].embed_back, 1);
     if (s->options.zero >= 2)
         step_build_layer_reduce(s, s->layers);
 }

@@ -22,7 +22,7 @@ void step_build_attention(mz_step *s, int32_t layer) {
     const bool window = s->model->is_sliding && s->model->is_sliding[layer];
     for (int32_t r = 0; r < s->ranks; r++) {
         const step_token_times *t = &s->times[r];
-        step_emit_other(s, r, PHASE_ATTENTION, layer,
+        step_emit_other(s, r, MZ_PHASE_ATTENTION, layer,
                         t->attention + (window ? t->window_scores : t->scores),
                         s->launches.attention);
     }
@@ -30,7 +30,7 @@ void step_build_attention(mz_step *s, int32_t layer) {
 
 void step_build_dense(mz_step *s, int32_t layer) {
     for (int32_t r = 0; r < s->ranks; r++)
-        step_emit_other(s, r, PHASE_DENSE, layer, s->times[r].dense, s->launches.ffn);
+        step_emit_other(s, r, MZ_PHASE_DENSE, layer, s->times[r].dense, s->launches.ffn);
 }
 
 /* Sent rows are read from the layer's input and written to the send buffer. */
@@ -93,26 +93,27 @@ void step_take_prefetched(mz_step *s, const step_at *at) {
 static void router_stage(mz_step *s, const step_at *at) {
     for (int32_t r = at->first; r < at->end; r++)
         s->span_first[r] =
-            step_emit(s, r, PHASE_ROUTER, at->layer, s->times[r].router, s->launches.router);
+            step_emit(s, r, MZ_PHASE_ROUTER, at->layer, s->times[r].router, s->launches.router);
 }
 
 static void pack_stage(mz_step *s, const step_at *at) {
     for (int32_t r = 0; r < s->ep; r++)
-        step_emit_other(s, at->first + r, PHASE_PACK, at->layer, pack_time(s, at->work[r].packed),
-                        1);
+        step_emit_other(s, at->first + r, MZ_PHASE_PACK, at->layer,
+                        pack_time(s, at->work[r].packed), 1);
 }
 
 /* Rows that came once for several experts of this rank are written once per pair. */
 static void expand_rows(mz_step *s, const step_at *at, int32_t r, int64_t rows) {
     if (s->options.dispatch != MZ_DISPATCH_PAIR)
-        step_emit_other(s, at->first + r, PHASE_PACK, at->layer, step_row_copies(s, rows, rows), 1);
+        step_emit_other(s, at->first + r, MZ_PHASE_PACK, at->layer, step_row_copies(s, rows, rows),
+                        1);
 }
 
 /* What the first products of the call wait for besides the rows; shared experts run before. */
 static void begin_experts(mz_step *s, const step_at *at) {
     const bool shared = s->model->shared_intermediate > 0;
     for (int32_t r = at->first; r < at->end; r++) {
-        s->beside[r] = shared ? step_emit_aside(s, r, PHASE_DENSE, at->layer, s->times[r].shared,
+        s->beside[r] = shared ? step_emit_aside(s, r, MZ_PHASE_DENSE, at->layer, s->times[r].shared,
                                                 s->launches.ffn)
                               : -1;
         step_need(s, r, s->before_products[r]);
@@ -125,7 +126,7 @@ static void begin_experts(mz_step *s, const step_at *at) {
 static void exchange_stage(mz_step *s, const step_at *at, bool exchange) {
     const bool cut = s->chunks > 1;
     for (int32_t c = 0; c < s->chunks && exchange; c++) {
-        step_build_rows(s, at, TRAFFIC_DISPATCH, PHASE_DISPATCH, cut ? c : WHOLE_CALL,
+        step_build_rows(s, at, TRAFFIC_DISPATCH, MZ_PHASE_DISPATCH, cut ? c : WHOLE_CALL,
                         c == 0 ? s->before_dispatch : NULL);
         step_keep_joined(s, at, 1, s->arrived + (int64_t)c * s->ranks);
     }
@@ -137,11 +138,11 @@ static void exchange_stage(mz_step *s, const step_at *at, bool exchange) {
             const step_rank_work *w = &at->work[r];
             const step_chunk *part = cut ? &at->chunk[(int64_t)r * s->chunks + c] : NULL;
             expand_rows(s, at, r, cut ? part->rows : w->rows);
-            step_emit(s, at->first + r, PHASE_EXPERTS, at->layer,
+            step_emit(s, at->first + r, MZ_PHASE_EXPERTS, at->layer,
                       cut ? part->expert_s : w->expert_s, 3);
         }
         if (exchange)
-            step_build_rows(s, at, TRAFFIC_COMBINE, PHASE_COMBINE, cut ? c : WHOLE_CALL, NULL);
+            step_build_rows(s, at, TRAFFIC_COMBINE, MZ_PHASE_COMBINE, cut ? c : WHOLE_CALL, NULL);
     }
 }
 
@@ -152,7 +153,7 @@ static void unpack_stage(mz_step *s, const step_at *at, bool exchange) {
             step_need(s, r, s->joined[r]);
         step_need(s, r, s->beside[r]);
         const mz_task last =
-            step_emit_other(s, r, PHASE_UNPACK, at->layer,
+            step_emit_other(s, r, MZ_PHASE_UNPACK, at->layer,
                             unpack_time(s, at->work[r - at->first].packed, tokens[r]), 1);
         step_span_add(s, s->span_first[r], last);
     }
@@ -188,7 +189,7 @@ void step_build_moe(mz_step *s, const step_at *at, bool again) {
  * before the one being computed is done: one layer ahead. */
 void step_build_layer_gather(mz_step *s, int32_t layer) {
     const double n = s->ranks, copies = s->groups;
-    const step_join join = {STREAM_STATE, PHASE_PARAMETER_GATHER, layer, true, NULL, NULL};
+    const step_join join = {STREAM_STATE, MZ_PHASE_PARAMETER_GATHER, layer, true, NULL, NULL};
     for (int32_t r = 0; r < s->ranks; r++)
         s->gathered[r] = -1;
     if (step_ring_beside(s, 0, 1, s->ranks, (double)s->sizes.dense_layer[layer] * (n - 1) / n,
@@ -231,7 +232,7 @@ void step_build_forward(mz_step *s, int32_t micro_batch) {
         step_build_layer_gather(s, s->layers); /* embedding and head */
     next_gather(s, 0);
     for (int32_t r = 0; r < s->ranks; r++)
-        step_emit_other(s, r, PHASE_DENSE, s->layers, s->times[r].embed, 1);
+        step_emit_other(s, r, MZ_PHASE_DENSE, s->layers, s->times[r].embed, 1);
     for (int32_t l = 0; l < s->layers; l++) {
         if (l + 1 < s->layers)
             next_gather(s, l + 1);
@@ -250,6 +251,6 @@ void step_build_forward(mz_step *s, int32_t micro_batch) {
     }
     const int64_t *tokens = s->tokens + (int64_t)micro_batch * s->ranks;
     for (int32_t r = 0; r < s->ranks; r++)
-        step_emit_other(s, r, PHASE_LOSS, s->layers, s->times[r].loss,
+        step_emit_other(s, r, MZ_PHASE_LOSS, s->layers, s->times[r].loss,
                         step_loss_launches(s, tokens[r]));
 }

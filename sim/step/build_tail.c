@@ -8,13 +8,13 @@
 
 #include <math.h>
 
-static void among_all(mz_step *s, double sent, double rounds, step_phase phase) {
+static void among_all(mz_step *s, double sent, double rounds, mz_phase phase) {
     const step_join join = {STREAM_MOVE, phase, s->layers, true, NULL, NULL};
     if (step_ring(s, 0, 1, s->ranks, sent, rounds, join) > 0)
         step_need_each(s, 0, s->ranks, s->joined);
 }
 
-static void among_copies(mz_step *s, double sent, double rounds, step_phase phase) {
+static void among_copies(mz_step *s, double sent, double rounds, mz_phase phase) {
     const step_join join = {STREAM_MOVE, phase, s->layers, true, NULL, NULL};
     for (int32_t r = 0; r < s->ep; r++)
         if (step_ring(s, r, s->ep, s->groups, sent, rounds, join) > 0)
@@ -22,12 +22,12 @@ static void among_copies(mz_step *s, double sent, double rounds, step_phase phas
                 step_need(s, r + g * s->ep, s->joined[r + g * s->ep]);
 }
 
-static void ring_all(mz_step *s, double bytes, double passes, step_phase phase) {
+static void ring_all(mz_step *s, double bytes, double passes, mz_phase phase) {
     const double n = s->ranks;
     among_all(s, passes * bytes * (n - 1) / n, passes * (n - 1), phase);
 }
 
-static void ring_copies(mz_step *s, double bytes, double passes, step_phase phase) {
+static void ring_copies(mz_step *s, double bytes, double passes, mz_phase phase) {
     const double n = s->groups;
     among_copies(s, passes * bytes * (n - 1) / n, passes * (n - 1), phase);
 }
@@ -38,8 +38,8 @@ static void exchange_cut_matrices(mz_step *s) {
     const step_sizes *z = &s->sizes;
     if (!s->options.effects.other_work)
         return;
-    among_all(s, z->exchange_all, ceil(log2((double)s->ranks)), PHASE_OPTIMIZER);
-    among_copies(s, z->exchange_copies, ceil(log2((double)s->groups)), PHASE_OPTIMIZER);
+    among_all(s, z->exchange_all, ceil(log2((double)s->ranks)), MZ_PHASE_OPTIMIZER);
+    among_copies(s, z->exchange_copies, ceil(log2((double)s->groups)), MZ_PHASE_OPTIMIZER);
 }
 
 /* Norm of the gradients: one pass, a scalar all-reduce (a tree: 2 log2 n rounds), and the host
@@ -47,10 +47,10 @@ static void exchange_cut_matrices(mz_step *s) {
 static void gradient_norm(mz_step *s) {
     const double time = mz_cost_memory(&s->cluster->device, (double)s->sizes.shard_gradients);
     for (int32_t r = 0; r < s->ranks; r++)
-        step_emit_other(s, r, PHASE_OPTIMIZER, s->layers, time, 2);
+        step_emit_other(s, r, MZ_PHASE_OPTIMIZER, s->layers, time, 2);
     if (!s->options.effects.other_work)
         return;
-    const step_join join = {STREAM_MOVE, PHASE_GRADIENT_REDUCE, s->layers, true, NULL, NULL};
+    const step_join join = {STREAM_MOVE, MZ_PHASE_GRADIENT_REDUCE, s->layers, true, NULL, NULL};
     const int32_t members = step_ring(s, 0, 1, s->ranks, 4, 2 * ceil(log2((double)s->ranks)), join);
     for (int32_t r = 0; r < s->ranks && s->options.effects.launches; r++)
         step_host_sync(s, r, members > 0 ? s->joined[r] : s->last[r], s->cluster->device.sync_s,
@@ -78,19 +78,19 @@ void step_build_tail(mz_step *s) {
     step_need_each(s, 0, s->ranks, s->reduced);
     step_need_each(s, 0, s->ranks, s->scattered);
     if (s->options.zero < 2) {
-        ring_all(s, (double)z->dense_weights, passes, PHASE_GRADIENT_REDUCE);
-        ring_copies(s, (double)z->expert_weights, passes, PHASE_GRADIENT_REDUCE);
+        ring_all(s, (double)z->dense_weights, passes, MZ_PHASE_GRADIENT_REDUCE);
+        ring_copies(s, (double)z->expert_weights, passes, MZ_PHASE_GRADIENT_REDUCE);
     }
     gradient_norm(s);
     exchange_cut_matrices(s);
     for (int32_t r = 0; r < s->ranks; r++)
-        step_emit_other(s, r, PHASE_OPTIMIZER, s->layers, update_seconds(s, r), 4);
+        step_emit_other(s, r, MZ_PHASE_OPTIMIZER, s->layers, update_seconds(s, r), 4);
     if (s->options.zero == 1 || s->options.zero == 2) {
-        ring_all(s, (double)z->dense_weights, 1, PHASE_PARAMETER_GATHER);
-        ring_copies(s, (double)z->expert_weights, 1, PHASE_PARAMETER_GATHER);
+        ring_all(s, (double)z->dense_weights, 1, MZ_PHASE_PARAMETER_GATHER);
+        ring_copies(s, (double)z->expert_weights, 1, MZ_PHASE_PARAMETER_GATHER);
     } else if (s->options.zero == 3 && s->traits.sharded_weights) {
         /* Sharded inside each group alone: the copies are brought up to date here. */
-        ring_copies(s, (double)z->expert_weights, 1, PHASE_PARAMETER_GATHER);
+        ring_copies(s, (double)z->expert_weights, 1, MZ_PHASE_PARAMETER_GATHER);
     }
     for (int32_t g = 0; g < s->groups; g++)
         step_build_step_moves(s, g);

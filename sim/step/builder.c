@@ -6,11 +6,11 @@
 #include <stdlib.h>
 
 /* Tags: phase in the low 8 bits, model layer above. */
-static uint32_t tag_of(step_phase phase, int32_t layer) {
+static uint32_t tag_of(mz_phase phase, int32_t layer) {
     return (uint32_t)phase | (uint32_t)layer << 8;
 }
 
-static mz_queue queue_of(const mz_step *s, int32_t rank, step_stream stream, step_phase phase) {
+static mz_queue queue_of(const mz_step *s, int32_t rank, step_stream stream, mz_phase phase) {
     const int32_t index = s->options.effects.fifo ? (int32_t)stream : (int32_t)phase;
     return s->queue[(int64_t)rank * s->queues + index];
 }
@@ -45,7 +45,7 @@ static void share_device(mz_step *s, int32_t rank, mz_task task) {
     *last = task;
 }
 
-static mz_task kernel(mz_step *s, int32_t rank, step_phase phase, int32_t layer, double seconds,
+static mz_task kernel(mz_step *s, int32_t rank, mz_phase phase, int32_t layer, double seconds,
                       int launches) {
     mz_task task = -1;
     if (s->code == MZ_OK)
@@ -59,7 +59,7 @@ static mz_task kernel(mz_step *s, int32_t rank, step_phase phase, int32_t layer,
     return s->code == MZ_OK ? task : -1;
 }
 
-mz_task step_emit(mz_step *s, int32_t rank, step_phase phase, int32_t layer, double seconds,
+mz_task step_emit(mz_step *s, int32_t rank, mz_phase phase, int32_t layer, double seconds,
                   int launches) {
     mz_task task = kernel(s, rank, phase, layer, seconds, launches);
     step_needs *needs = &s->needs[rank];
@@ -71,13 +71,13 @@ mz_task step_emit(mz_step *s, int32_t rank, step_phase phase, int32_t layer, dou
     return task;
 }
 
-mz_task step_emit_other(mz_step *s, int32_t rank, step_phase phase, int32_t layer, double seconds,
+mz_task step_emit_other(mz_step *s, int32_t rank, mz_phase phase, int32_t layer, double seconds,
                         int launches) {
     const bool on = s->options.effects.other_work;
     return step_emit(s, rank, phase, layer, on ? seconds : 0, on ? launches : 0);
 }
 
-mz_task step_emit_aside(mz_step *s, int32_t rank, step_phase phase, int32_t layer, double seconds,
+mz_task step_emit_aside(mz_step *s, int32_t rank, mz_phase phase, int32_t layer, double seconds,
                         int launches) {
     const bool on = s->options.effects.other_work;
     return kernel(s, rank, phase, layer, on ? seconds : 0, on ? launches : 0);
@@ -96,8 +96,8 @@ void step_need(mz_step *s, int32_t rank, mz_task task) {
 
 void step_host_sync(mz_step *s, int32_t rank, mz_task after, double seconds, int32_t layer) {
     if (s->code == MZ_OK)
-        s->code =
-            mz_graph_sync(s->graph, rank, after, seconds, tag_of(PHASE_LAUNCH_WAIT, layer), s->err);
+        s->code = mz_graph_sync(s->graph, rank, after, seconds, tag_of(MZ_PHASE_LAUNCH_WAIT, layer),
+                                s->err);
 }
 
 void step_span_add(mz_step *s, mz_task first, mz_task last) {

@@ -10,33 +10,6 @@
 #include "common/base/rng.h"
 #include "sim/step/step.h"
 
-typedef enum step_phase {
-    PHASE_ATTENTION,
-    PHASE_ROUTER,
-    PHASE_COUNT_EXCHANGE,
-    PHASE_PLANNER,
-    PHASE_WEIGHT_MOVE,
-    PHASE_PACK,
-    PHASE_DISPATCH,
-    PHASE_EXPERTS,
-    PHASE_COMBINE,
-    PHASE_UNPACK,
-    PHASE_DENSE,
-    PHASE_LOSS,
-    PHASE_SCORE,
-    PHASE_BACKWARD_PACK,
-    PHASE_BACKWARD_DISPATCH,
-    PHASE_BACKWARD_EXPERTS,
-    PHASE_BACKWARD_COMBINE,
-    PHASE_BACKWARD_OTHER,
-    PHASE_REPLICA_REDUCE,
-    PHASE_GRADIENT_REDUCE,
-    PHASE_OPTIMIZER,
-    PHASE_PARAMETER_GATHER,
-    PHASE_LAUNCH_WAIT,
-    PHASES
-} step_phase;
-
 /* Device queues of a rank when order matters (effects.fifo); otherwise one per phase. ZeRO's
  * gathers and reductions have one of their own, so that a policy's transfers do not queue behind
  * them. */
@@ -291,7 +264,7 @@ struct mz_step {
 
     /* outcome */
     double *busy;                          /* [ranks] */
-    double *phase;                         /* [ranks][PHASES] */
+    double *phase;                         /* [ranks][MZ_PHASES] */
     double *moe_span;                      /* [ranks] */
     int64_t *rank_peak;                    /* [ranks] */
     int64_t *rank_replicas, *rank_buffers; /* [ranks] most of these categories */
@@ -400,7 +373,7 @@ mz_code step_spread_tokens(mz_step *s, const mz_load *load, const mz_pairs *pair
 
 typedef struct step_join {
     step_stream stream;
-    step_phase phase;
+    mz_phase phase;
     int32_t layer;
     bool after_compute;    /* members wait for their last compute task */
     const mz_task *also;   /* [ranks] further tasks to wait for, -1 none; or NULL */
@@ -410,14 +383,14 @@ typedef struct step_join {
 } step_join;
 
 /* A compute task of `rank`: waits for the one before and for the rank's needs. */
-mz_task step_emit(mz_step *s, int32_t rank, step_phase phase, int32_t layer, double seconds,
+mz_task step_emit(mz_step *s, int32_t rank, mz_phase phase, int32_t layer, double seconds,
                   int launches);
 /* The same for what effects.other_work covers: takes no time when that is off. */
-mz_task step_emit_other(mz_step *s, int32_t rank, step_phase phase, int32_t layer, double seconds,
+mz_task step_emit_other(mz_step *s, int32_t rank, mz_phase phase, int32_t layer, double seconds,
                         int launches);
 /* Other work beside the chain: it waits for the last compute task, later ones wait for it only
  * where the caller says so (or because they are behind it on the stream). */
-mz_task step_emit_aside(mz_step *s, int32_t rank, step_phase phase, int32_t layer, double seconds,
+mz_task step_emit_aside(mz_step *s, int32_t rank, mz_phase phase, int32_t layer, double seconds,
                         int launches);
 void step_need(mz_step *s, int32_t rank, mz_task task);
 void step_host_sync(mz_step *s, int32_t rank, mz_task after, double seconds, int32_t layer);
@@ -460,7 +433,7 @@ int64_t step_row_bytes(const mz_step *s, const step_call *call, step_traffic tra
 int64_t step_again_bytes(const mz_step *s, const step_call *call, step_traffic traffic);
 /* chunk: of the call's chunks, or WHOLE_CALL. */
 enum { WHOLE_CALL = -1 };
-void step_build_rows(mz_step *s, const step_at *at, step_traffic traffic, step_phase phase,
+void step_build_rows(mz_step *s, const step_at *at, step_traffic traffic, mz_phase phase,
                      int32_t chunk, const mz_task *also);
 /* Every rank of the group sends `bytes` to every other. */
 void step_build_counts(mz_step *s, const step_at *at, int64_t bytes);

@@ -31,40 +31,40 @@ static mz_code find_begins(mz_step *s, const mz_graph_result *result, mz_err *er
     return MZ_OK;
 }
 
-static bool is_compute(step_phase phase) {
+static bool is_compute(mz_phase phase) {
     switch (phase) {
-    case PHASE_COUNT_EXCHANGE:
-    case PHASE_WEIGHT_MOVE:
-    case PHASE_DISPATCH:
-    case PHASE_COMBINE:
-    case PHASE_BACKWARD_DISPATCH:
-    case PHASE_BACKWARD_COMBINE:
-    case PHASE_REPLICA_REDUCE:
-    case PHASE_GRADIENT_REDUCE:
-    case PHASE_PARAMETER_GATHER:
-    case PHASE_LAUNCH_WAIT:
+    case MZ_PHASE_COUNT_EXCHANGE:
+    case MZ_PHASE_WEIGHT_MOVE:
+    case MZ_PHASE_DISPATCH:
+    case MZ_PHASE_COMBINE:
+    case MZ_PHASE_BACKWARD_DISPATCH:
+    case MZ_PHASE_BACKWARD_COMBINE:
+    case MZ_PHASE_REPLICA_REDUCE:
+    case MZ_PHASE_GRADIENT_REDUCE:
+    case MZ_PHASE_PARAMETER_GATHER:
+    case MZ_PHASE_LAUNCH_WAIT:
         return false;
     default:
         return true;
     }
 }
 
-static step_phase phase_of(const mz_step *s, mz_task task) {
-    return (step_phase)(mz_graph_tag(s->graph, task) & 255u);
+static mz_phase phase_of(const mz_step *s, mz_task task) {
+    return (mz_phase)(mz_graph_tag(s->graph, task) & 255u);
 }
 
 static void add_phases(mz_step *s, const mz_graph_result *result) {
     const mz_task tasks = (mz_task)mz_graph_tasks(s->graph);
-    memset(s->phase, 0, sizeof *s->phase * (size_t)s->ranks * PHASES);
+    memset(s->phase, 0, sizeof *s->phase * (size_t)s->ranks * MZ_PHASES);
     memset(s->busy, 0, sizeof *s->busy * (size_t)s->ranks);
     memset(s->order_begin, 0, sizeof *s->order_begin * (size_t)(s->ranks + 1));
     for (mz_task t = 0; t < tasks; t++) {
-        const step_phase phase = phase_of(s, t);
+        const mz_phase phase = phase_of(s, t);
         const int32_t rank = mz_graph_host_of(s->graph, t);
-        if (phase == PHASE_LAUNCH_WAIT)
+        if (phase == MZ_PHASE_LAUNCH_WAIT)
             continue; /* the host's own work */
         const double time = result->finish_s[t] - s->begin[t];
-        s->phase[(int64_t)rank * PHASES + phase] += time;
+        s->phase[(int64_t)rank * MZ_PHASES + phase] += time;
         s->busy[rank] += is_compute(phase) ? time : 0;
         s->order_begin[rank + 1]++;
     }
@@ -83,7 +83,7 @@ static mz_code sort_by_rank(mz_step *s, mz_err *err) {
     if (!mz_grow((void **)&s->interval, &s->interval_cap, (size_t)most, sizeof *s->interval))
         return mz_fail_nomem(err, "busy intervals");
     for (mz_task t = 0; t < tasks; t++)
-        if (phase_of(s, t) != PHASE_LAUNCH_WAIT)
+        if (phase_of(s, t) != MZ_PHASE_LAUNCH_WAIT)
             s->order[s->order_begin[mz_graph_host_of(s->graph, t)]++] = t;
     for (int32_t r = s->ranks; r > 0; r--)
         s->order_begin[r] = s->order_begin[r - 1];
@@ -166,10 +166,10 @@ mz_code step_collect_outcome(mz_step *s, const mz_graph_result *result, mz_step_
     o->planner_hidden_s = s->hidden_s;
     o->rank_busy_s = s->busy;
     for (int32_t r = 0; r < s->ranks; r++) {
-        double *phase = s->phase + (int64_t)r * PHASES;
-        phase[PHASE_PLANNER] = s->planner_s;
-        phase[PHASE_LAUNCH_WAIT] = result->end_s - covered(s, result, r);
-        for (int p = 0; p < PHASES; p++)
+        double *phase = s->phase + (int64_t)r * MZ_PHASES;
+        phase[MZ_PHASE_PLANNER] = s->planner_s;
+        phase[MZ_PHASE_LAUNCH_WAIT] = result->end_s - covered(s, result, r);
+        for (int p = 0; p < MZ_PHASES; p++)
             o->phase_s[p] = phase[p] > o->phase_s[p] ? phase[p] : o->phase_s[p];
     }
     for (int64_t i = 0; i < (int64_t)s->micro_batches * s->ranks; i++)

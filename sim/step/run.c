@@ -1,21 +1,15 @@
 #include "sim/step/run.h"
 
-#include "sim/step/history.h"
+#include "sim/policy/planner.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* One policy of the run: a state per expert-parallel group, one step builder, and what it adds up.
- */
+/* One policy of the run: its planner, one step builder, and what it adds up. */
 typedef struct sim_policy {
-    char *text;
-    const mz_policy *policy;
-    mz_policy_traits traits;
-    void **state;    /* [groups] */
-    int32_t started; /* of these */
-    mz_plan **plan;  /* one, or [layers * groups] where hosts must outlive a step (interval > 1) */
-    int64_t plans;
+    mz_planner *planner;
+    const mz_policy_traits *traits; /* the planner's */
     mz_step *step;
     /* sums over the run */
     double *step_s; /* [steps], grows */
@@ -26,10 +20,10 @@ typedef struct sim_policy {
     size_t hosts_cap, any_cap;
     mz_balance *balance;
     int64_t calls;
-    double moe_s, planner_s, planner_hidden_s, phase_s[MZ_STEP_PHASES], time_s;
+    double moe_s, planner_s, planner_hidden_s, phase_s[MZ_PHASES], time_s;
     int64_t tokens, dispatch, combine, backward_dispatch, backward_combine, transfer;
     int64_t pairs, kept, dropped;
-    double kept_score, total_score, measured_s;
+    double kept_score, total_score;
     int64_t peak, at_peak[MZ_MEM_CATEGORIES];
     char peak_label[128];
     bool overflowed;
@@ -50,7 +44,7 @@ struct mz_sim {
     sim_policy *policy;
     int policies;
     int64_t steps;
-    step_history *history;
+    mz_history *history;
     int64_t *rows; /* [ranks] computed pairs of one call */
     bool bounds;
     mz_load computed; /* with bounds: totals of the pairs that a group computes */
@@ -70,61 +64,37 @@ static mz_code alloc_load(mz_arena *arena, int32_t sources, int32_t experts, mz_
 }
 
 static mz_code init_policy(mz_sim *sim, sim_policy *p, const char *text, mz_err *err) {
-    p->text = mz_arena_strdup(&sim->arena, text);
-    p->state = MZ_NEW(&sim->arena, void *, sim->groups);
     p->rank_busy = MZ_NEW(&sim->arena, double, sim->ranks);
     p->rank_mean = MZ_NEW(&sim->arena, double, sim->ranks);
     p->rank_peak = MZ_NEW(&sim->arena, int64_t, sim->ranks);
     if (!mz_sizing_init(&p->replicas, sim->ranks, &sim->arena) ||
-        !mz_sizing_init(&p->token_buffers, sim->ranks, &sim->arena) || !p->text || !p->state ||
-        !p->rank_busy || !p->rank_mean || !p->rank_peak)
+        !mz_sizing_init(&p->token_buffers, sim->ranks, &sim->arena) || !p->rank_busy ||
+        !p->rank_mean || !p->rank_peak)
         return mz_fail_nomem(err, "a policy");
-    void *options = NULL;
-    mz_code code = mz_policy_parse(text, &sim->arena, &p->policy, &options, err);
     const mz_policy_job job = {.model = sim->model,
                                .cluster = sim->cluster,
                                .optimizer = sim->options.optimizer,
                                .ep = sim->options.ep,
                                .recompute = sim->options.recompute != MZ_RECOMPUTE_NONE,
                                .seed = sim->options.seed};
-    for (int32_t g = 0; code == MZ_OK && g < sim->groups; g++) {
-        mz_policy_env env;
-        code = mz_policy_env_of(&job, g, &sim->arena, &env, err);
-        if (code == MZ_OK)
-            code = p->policy->init(&env, options, &sim->arena, &p->state[g], &p->traits, err);
-        p->started += code == MZ_OK;
-    }
+    mz_code code = mz_planner_create(text, &job, &p->planner, err);
     if (code != MZ_OK)
-        return mz_err_prefix(err, "policy %s", text);
-    p->plans = p->traits.interval > 1 ? (int64_t)sim->layers * sim->groups : 1;
-    p->plan = MZ_NEW(&sim->arena, mz_plan *, p->plans);
-    if (!p->plan)
-        return mz_fail_nomem(err, "plans");
-    for (int64_t i = 0; code == MZ_OK && i < p->plans; i++)
-        code = mz_plan_create(sim->options.ep, sim->experts, p->traits.slots, &p->plan[i], err);
-    if (code == MZ_OK)
-        code = mz_step_create(sim->model, sim->cluster, &sim->options, p->policy->name, &p->traits,
-                              &p->step, err);
+        return code;
+    p->traits = mz_planner_traits(p->planner);
+    code = mz_step_create(sim->model, sim->cluster, &sim->options,
+                          mz_planner_policy(p->planner)->name, p->traits, &p->step, err);
     return code == MZ_OK ? MZ_OK : mz_err_prefix(err, "policy %s", text);
 }
 
 /* As deep as some policy looks, and no deeper than there are steps (0: not known). */
 static mz_code init_history(mz_sim *sim, int64_t steps_expected, mz_err *err) {
     int64_t steps = 0, calls = 0;
-    for (int i = 0; i < sim->policies; i++) {
-        mz_policy_traits *t = &sim->policy[i].traits;
-        if (!(t->sees & MZ_SEES_HISTORY))
-            continue;
-        t->lag = t->lag < 1 ? 1 : t->lag;
-        t->window = t->window < 1 ? 1 : t->window;
-        int64_t *most = t->history_calls ? &calls : &steps;
-        const int64_t need = (int64_t)t->lag + t->window - 1;
-        *most = need > *most ? need : *most;
-    }
+    for (int i = 0; i < sim->policies; i++)
+        mz_planner_reach(sim->policy[i].planner, &steps, &calls);
     if (steps_expected > 0 && steps > steps_expected)
         steps = steps_expected;
-    return step_history_create(&sim->arena, sim->layers, sim->ranks, sim->options.ep, sim->experts,
-                               steps, calls, &sim->history, err);
+    return mz_history_create(&sim->arena, sim->layers, sim->ranks, sim->options.ep, sim->experts,
+                             steps, calls, &sim->history, err);
 }
 
 mz_code mz_sim_create(const mz_model *model, const mz_cluster *cluster,
@@ -162,10 +132,7 @@ void mz_sim_free(mz_sim **out) {
         return;
     for (int i = 0; sim->policy && i < sim->policies; i++) {
         sim_policy *p = &sim->policy[i];
-        for (int32_t g = 0; p->policy && p->policy->release && g < p->started; g++)
-            p->policy->release(p->state[g]);
-        for (int64_t k = 0; p->plan && k < p->plans; k++)
-            mz_plan_free(&p->plan[k]);
+        mz_planner_free(&p->planner);
         mz_step_free(&p->step);
         free(p->step_s);
         free(p->imbalance);
@@ -186,7 +153,7 @@ mz_code mz_sim_want_bounds(mz_sim *sim, mz_err *err) {
     for (int i = 0; code == MZ_OK && i < sim->policies; i++) {
         sim_policy *p = &sim->policy[i];
         code = mz_balance_create(&sim->arena, sim->options.ep, sim->experts,
-                                 p->plan[0]->instance_cap, &p->balance, err);
+                                 mz_planner_instances(p->planner), &p->balance, err);
     }
     sim->bounds = code == MZ_OK;
     return code;
@@ -194,7 +161,7 @@ mz_code mz_sim_want_bounds(mz_sim *sim, mz_err *err) {
 
 bool mz_sim_wants_weights(const mz_sim *sim) {
     for (int i = 0; i < sim->policies; i++)
-        if (sim->policy[i].traits.needs_weights)
+        if (sim->policy[i].traits->needs_weights)
             return true;
     return false;
 }
@@ -254,7 +221,7 @@ typedef struct best_rows {
 
 static mz_code add_bounds(mz_sim *sim, sim_policy *p, const mz_plan *plan, best_rows *best,
                           mz_err *err) {
-    const bool unlimited = p->traits.free_replicas || p->traits.open_slots;
+    const bool unlimited = p->traits->free_replicas || p->traits->open_slots;
     mz_load *load = &sim->computed;
     load->pairs = 0;
     for (int32_t e = 0; e < plan->experts; e++) {
@@ -266,7 +233,7 @@ static mz_code add_bounds(mz_sim *sim, sim_policy *p, const mz_plan *plan, best_
     int64_t hosts = 0;
     mz_code code = mz_bound_hosts(p->balance, plan, load, &hosts, err);
     const int64_t any =
-        mz_bound_any(load, plan->ranks, unlimited ? 0 : p->traits.slots, sim->scratch);
+        mz_bound_any(load, plan->ranks, unlimited ? 0 : p->traits->slots, sim->scratch);
     best->hosts = hosts > best->hosts ? hosts : best->hosts;
     best->any = any > best->any ? any : best->any;
     return code;
@@ -306,58 +273,26 @@ static void note_plan(sim_policy *p, const mz_plan *plan) {
     p->total_score += plan->total_score;
 }
 
-static const mz_load *history_of(mz_sim *sim, const sim_policy *p, int32_t group, int32_t layer) {
-    const mz_policy_traits *t = &p->traits;
-    if (!(t->sees & MZ_SEES_HISTORY))
-        return NULL;
-    return step_history_view(sim->history, t->history_calls, t->lag, t->window, group, layer);
-}
-
-/* Everything a policy's decide may see of this call, and nothing else. */
-static mz_code make_view(mz_sim *sim, sim_policy *p, const mz_layer_call *call,
-                         const group_call *slice, int64_t step, int32_t group, mz_budget *budget,
-                         mz_view *view, mz_err *err) {
-    *view = (mz_view){.step = step,
-                      .micro_batch = call->micro_batch,
-                      .layer = call->layer,
-                      .current = p->traits.sees & MZ_SEES_CURRENT ? &slice->load : NULL,
-                      .history = history_of(sim, p, group, call->layer)};
-    if (!p->traits.lossy)
-        return MZ_OK;
-    view->budget = budget;
-    return mz_step_budget(p->step, group, call->micro_batch, call->layer, &slice->load, budget,
-                          err);
-}
-
-/* Does the policy decide now? With an interval its plan of a layer lasts for so many steps, so it
- * is asked in the first micro-batch of the first of them. */
-static bool asked(const mz_sim *sim, const sim_policy *p, const mz_layer_call *call) {
-    return p->traits.interval <= 1 ||
-           (call->micro_batch == 0 && sim->steps % p->traits.interval == 0);
-}
-
 static mz_code plan_group(mz_sim *sim, sim_policy *p, const mz_layer_call *call, int64_t step,
                           int32_t group, group_call *slice, best_rows *best, mz_err *err) {
-    mz_plan *plan = p->plan[p->plans == 1 ? 0 : (int64_t)call->layer * sim->groups + group];
     mz_budget budget = {.backward_rows = -1, .backward_send_rows = -1};
-    mz_view view;
+    mz_planned_call now = {.step = step,
+                           .ordinal = sim->steps,
+                           .micro_batch = call->micro_batch,
+                           .layer = call->layer,
+                           .group = group,
+                           .load = &slice->load,
+                           .pairs = slice->has_pairs ? &slice->pairs : NULL,
+                           .history = sim->history};
+    const mz_plan *plan = NULL;
     mz_code code = MZ_OK;
-    const bool decides = asked(sim, p, call);
-    if (decides)
-        code = make_view(sim, p, call, slice, step, group, &budget, &view, err);
-    const double started = mz_now();
-    if (decides && code == MZ_OK)
-        code = p->policy->decide(p->state[group], &view, plan, err);
-    mz_call now = {.step = step,
-                   .micro_batch = call->micro_batch,
-                   .layer = call->layer,
-                   .load = &slice->load,
-                   .pairs = slice->has_pairs ? &slice->pairs : NULL};
+    if (p->traits->lossy && mz_planner_asked(p->planner, sim->steps, call->micro_batch)) {
+        now.budget = &budget;
+        code = mz_step_budget(p->step, group, call->micro_batch, call->layer, &slice->load, &budget,
+                              err);
+    }
     if (code == MZ_OK)
-        code = p->policy->route(p->state[group], &now, plan, err);
-    p->measured_s += mz_now() - started;
-    if (code == MZ_OK)
-        code = mz_plan_check(plan, &slice->load, &p->traits, err);
+        code = mz_planner_plan(p->planner, &now, &plan, err);
     if (code == MZ_OK)
         code = mz_step_add_call(p->step, group, call->micro_batch, call->layer, &slice->load,
                                 now.pairs, plan, err);
@@ -380,14 +315,13 @@ static mz_code plan_call(mz_sim *sim, const mz_layer_call *call, int64_t step, m
             if (code == MZ_OK)
                 code = plan_group(sim, p, call, step, g, &slice, &best, err);
             if (code != MZ_OK)
-                return mz_err_prefix(err, "policy %s, step %lld, micro-batch %d, layer %d", p->text,
-                                     (long long)step, call->micro_batch, call->layer);
+                return code;
         }
         mz_code code = note_imbalance(sim, p, best, err);
         if (code != MZ_OK)
             return code;
     }
-    step_history_add(sim->history, call);
+    mz_history_add(sim->history, call);
     return MZ_OK;
 }
 
@@ -415,7 +349,7 @@ static mz_code finish_step(mz_sim *sim, sim_policy *p, mz_err *err) {
     mz_step_outcome o;
     mz_code code = mz_step_finish(p->step, &o, err);
     if (code != MZ_OK)
-        return mz_err_prefix(err, "policy %s", p->text);
+        return mz_err_prefix(err, "policy %s", mz_planner_text(p->planner));
     if (!mz_grow((void **)&p->step_s, &p->step_cap, (size_t)sim->steps + 1, sizeof(double)))
         return mz_fail_nomem(err, "step times");
     p->step_s[sim->steps] = o.time_s;
@@ -423,7 +357,7 @@ static mz_code finish_step(mz_sim *sim, sim_policy *p, mz_err *err) {
     p->moe_s += o.moe_s;
     p->planner_s += o.planner_s;
     p->planner_hidden_s += o.planner_hidden_s;
-    for (int k = 0; k < MZ_STEP_PHASES; k++)
+    for (int k = 0; k < MZ_PHASES; k++)
         p->phase_s[k] += o.phase_s[k];
     p->tokens += o.tokens;
     p->dispatch += o.dispatch_bytes;
@@ -441,7 +375,7 @@ static mz_code begin_step(mz_sim *sim, const mz_step_head *head, mz_err *err) {
     for (int i = 0; i < sim->policies; i++) {
         mz_code code = mz_step_begin(sim->policy[i].step, head, err);
         if (code != MZ_OK)
-            return mz_err_prefix(err, "policy %s", sim->policy[i].text);
+            return mz_err_prefix(err, "policy %s", mz_planner_text(sim->policy[i].planner));
     }
     return MZ_OK;
 }
@@ -465,7 +399,7 @@ static mz_code run_step(mz_sim *sim, const mz_load_source *source, const mz_step
             return mz_err_prefix(err, "step %lld", (long long)head->step);
     }
     sim->steps++;
-    step_history_end_step(sim->history);
+    mz_history_end_step(sim->history);
     return MZ_OK;
 }
 
@@ -509,8 +443,8 @@ void mz_sim_sizing(const mz_sim *sim, int policy, mz_sized *replicas, mz_sized *
 
 static void put_phases(const sim_policy *p, double steps, mz_run *run) {
     run->phases = 0;
-    for (int k = 0; k < MZ_STEP_PHASES && mz_step_phase_name(k); k++) {
-        run->phase_name[k] = mz_step_phase_name(k);
+    for (int k = 0; k < MZ_PHASES; k++) {
+        run->phase_name[k] = mz_phase_name((mz_phase)k);
         run->phase_s[k] = p->phase_s[k] / steps;
         run->phases++;
     }
@@ -518,12 +452,12 @@ static void put_phases(const sim_policy *p, double steps, mz_run *run) {
 
 static void put_quality(const sim_policy *p, mz_run *run) {
     const double pairs = p->pairs > 0 ? (double)p->pairs : 1;
-    run->lossy = p->traits.lossy;
+    run->lossy = p->traits->lossy;
     run->kept_pairs_fraction = p->pairs > 0 ? (double)p->kept / pairs : 1;
     run->dropped_pairs_fraction = (double)p->dropped / pairs;
     run->kept_score_mass = p->total_score > 0 ? p->kept_score / p->total_score : NAN;
     snprintf(run->score_source, sizeof run->score_source, "%s",
-             p->total_score > 0 && p->traits.score_source ? p->traits.score_source : "");
+             p->total_score > 0 && p->traits->score_source ? p->traits->score_source : "");
 }
 
 static mz_code sorted_stat(const double *values, int64_t count, mz_stat *stat, mz_err *err) {
@@ -556,14 +490,14 @@ static mz_code put_run(mz_sim *sim, sim_policy *p, mz_run *run, mz_err *err) {
                     .planner_s = p->planner_s / steps,
                     .planner_hidden_s = p->planner_hidden_s / steps,
                     .bounds = sim->bounds,
-                    .planner_measured_s = p->measured_s / steps,
+                    .planner_measured_s = mz_planner_measured_s(p->planner) / steps,
                     .steps = sim->steps,
                     .step_s = p->step_s,
                     .ranks = sim->ranks,
                     .rank_busy_s = p->rank_mean,
                     .rank_peak_bytes = p->rank_peak};
-    snprintf(run->policy, sizeof run->policy, "%s", p->text);
-    snprintf(run->system, sizeof run->system, "%s", p->traits.label ? p->traits.label : "");
+    snprintf(run->policy, sizeof run->policy, "%s", mz_planner_text(p->planner));
+    snprintf(run->system, sizeof run->system, "%s", p->traits->label ? p->traits->label : "");
     snprintf(run->oom, sizeof run->oom, "%s", p->oom);
     run->over_budget_calls = p->over_budget_calls;
     memcpy(run->over_budget, p->over_budget, sizeof run->over_budget);

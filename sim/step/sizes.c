@@ -36,7 +36,7 @@ static void size_update(const mz_step *s, const mz_tensor *t, step_tensor *size)
     const bool cut = cut_over_group(s, t);
     const int64_t copies = cut ? 1 : rank_part(s, t, t->count);
     const int64_t parts = update_parts(s, t) * (cut ? s->ep : 1), times = cut ? t->count : 1;
-    const mz_update u =
+    const mz_update_cost u =
         mz_optimizer_update(s->options.optimizer, t, copies, parts, s->options.temporaries);
     size->optimizer = times * u.state_bytes;
     size->update_bytes = (double)times * u.traffic_bytes;
@@ -144,8 +144,8 @@ static void replica_optimizer(mz_step *s, int64_t extra) {
         if (!expert_of(t))
             continue;
         const int64_t copies = extra * share(t->count, s->model->experts);
-        const mz_update u = mz_optimizer_update(s->options.optimizer, t, copies, update_parts(s, t),
-                                                s->options.temporaries);
+        const mz_update_cost u = mz_optimizer_update(s->options.optimizer, t, copies,
+                                                     update_parts(s, t), s->options.temporaries);
         z->optimizer += u.state_bytes;
         z->slot_update_bytes += u.traffic_bytes / slots;
         z->slot_update_flops += u.flops / slots;

@@ -5,38 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const char *const phase_names[MZ_STEP_PHASES] = {
-    [PHASE_ATTENTION] = "attention",
-    [PHASE_ROUTER] = "router",
-    [PHASE_COUNT_EXCHANGE] = "count_exchange",
-    [PHASE_PLANNER] = "planner",
-    [PHASE_WEIGHT_MOVE] = "weight_move",
-    [PHASE_PACK] = "pack",
-    [PHASE_DISPATCH] = "dispatch",
-    [PHASE_EXPERTS] = "experts",
-    [PHASE_COMBINE] = "combine",
-    [PHASE_UNPACK] = "unpack",
-    [PHASE_DENSE] = "dense",
-    [PHASE_LOSS] = "loss",
-    [PHASE_SCORE] = "score",
-    [PHASE_BACKWARD_PACK] = "backward_pack",
-    [PHASE_BACKWARD_DISPATCH] = "backward_dispatch",
-    [PHASE_BACKWARD_EXPERTS] = "backward_experts",
-    [PHASE_BACKWARD_COMBINE] = "backward_combine",
-    [PHASE_BACKWARD_OTHER] = "backward_other",
-    [PHASE_REPLICA_REDUCE] = "replica_reduce",
-    [PHASE_GRADIENT_REDUCE] = "gradient_reduce",
-    [PHASE_OPTIMIZER] = "optimizer",
-    [PHASE_PARAMETER_GATHER] = "parameter_gather",
-    [PHASE_LAUNCH_WAIT] = "launch_wait",
-};
-
-_Static_assert((int)PHASES <= (int)MZ_STEP_PHASES, "every phase has a place in the outcome");
-
-const char *mz_step_phase_name(int phase) {
-    return phase >= 0 && phase < MZ_STEP_PHASES ? phase_names[phase] : NULL;
-}
-
 mz_step_options mz_step_defaults(int32_t ranks) {
     int optimizers;
     return (mz_step_options){.zero = 1,
@@ -142,7 +110,7 @@ static bool alloc_builder(mz_step *s) {
     s->peers_out = MZ_NEW(a, int32_t, n);
     s->touched = MZ_NEW(a, bool, n);
     s->busy = MZ_NEW(a, double, n);
-    s->phase = MZ_NEW(a, double, (int64_t)n *PHASES);
+    s->phase = MZ_NEW(a, double, (int64_t)n *MZ_PHASES);
     s->moe_span = MZ_NEW(a, double, n);
     s->rank_peak = MZ_NEW(a, int64_t, n);
     s->order_begin = MZ_NEW(a, int64_t, n + 1);
@@ -242,7 +210,7 @@ mz_code mz_step_create(const mz_model *model, const mz_cluster *cluster,
     s->mains = (model->experts + s->ep - 1) / s->ep;
     s->sequence = options->sequence_length > 0 ? options->sequence_length : 4096;
     s->cost = (mz_cost_effects){options->effects.tiles, options->effects.tiles};
-    s->queues = options->effects.fifo ? (int32_t)STREAMS : (int32_t)PHASES;
+    s->queues = options->effects.fifo ? (int32_t)STREAMS : (int32_t)MZ_PHASES;
     s->chunks = traits->chunks > 1 ? traits->chunks : 1;
     s->prefetch = traits->prefetch > 1 ? 2 : 1;
     s->saved_micro_batch = -1;

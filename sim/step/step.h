@@ -24,6 +24,7 @@
 #include "common/base/err.h"
 #include "common/base/load.h"
 #include "common/io/memcat.h"
+#include "common/io/phase.h"
 #include "sim/cluster/cluster.h"
 #include "sim/cost/cost.h"
 #include "sim/engine/graph.h"
@@ -89,22 +90,15 @@ typedef struct mz_step_options {
 /* The defaults: ZeRO 1, ep = ranks, AdamW, port network, pair dispatch, no recomputation. */
 mz_step_options mz_step_defaults(int32_t ranks);
 
-enum { MZ_STEP_PHASES = 24 };
-/* Phases in the order of a step: "attention", "router", "count_exchange", "planner", "weight_move",
- * "pack", "dispatch", "experts", "combine", "unpack", "dense", "loss", "score", "backward_pack",
- * "backward_dispatch", "backward_experts", "backward_combine", "backward_other", "replica_reduce",
- * "gradient_reduce", "optimizer", "parameter_gather", "launch_wait". NULL beyond the last. */
-const char *mz_step_phase_name(int phase);
-
 typedef struct mz_step_outcome {
-    double time_s;                  /* of the whole step */
-    double moe_s;                   /* worst rank: sum of its MoE-layer spans */
-    double phase_s[MZ_STEP_PHASES]; /* worst rank's busy time in each phase; see outcome.c. An
+    double time_s;             /* of the whole step */
+    double moe_s;              /* worst rank: sum of its MoE-layer spans */
+    double phase_s[MZ_PHASES]; /* worst rank's busy time in each phase; see outcome.c. An
                                        exchange counts from when all have entered; "launch_wait" is
                                        when a rank neither computes nor exchanges */
-    double planner_s;               /* charged, critical path */
-    double planner_hidden_s;        /* the same beside the step */
-    int64_t tokens;                 /* of the whole job */
+    double planner_s;          /* charged, critical path */
+    double planner_hidden_s;   /* the same beside the step */
+    int64_t tokens;            /* of the whole job */
     int64_t dispatch_bytes, combine_bytes, backward_dispatch_bytes, backward_combine_bytes;
     int64_t transfer_bytes;             /* off-rank, all ranks and layers */
     int64_t sent_bytes, received_bytes; /* all exchanges; equal (conservation tests) */

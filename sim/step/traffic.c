@@ -102,7 +102,7 @@ static double fill_lanes(mz_step *s, const step_at *at, step_traffic traffic, in
     return (double)(row * l->copied + again * a->copied);
 }
 
-void step_build_rows(mz_step *s, const step_at *at, step_traffic traffic, step_phase phase,
+void step_build_rows(mz_step *s, const step_at *at, step_traffic traffic, mz_phase phase,
                      int32_t chunk, const mz_task *also) {
     if (s->code != MZ_OK || s->ep == 1)
         return;
@@ -158,7 +158,7 @@ void step_build_counts(mz_step *s, const step_at *at, int64_t bytes) {
         x.message = s->sending;
     }
     step_exchange(s, &x,
-                  (step_join){STREAM_COMM, PHASE_COUNT_EXCHANGE, at->layer, true, NULL, NULL});
+                  (step_join){STREAM_COMM, MZ_PHASE_COUNT_EXCHANGE, at->layer, true, NULL, NULL});
 }
 
 /* Adds one move to the exchange being collected. */
@@ -184,7 +184,7 @@ int32_t step_build_moves(mz_step *s, const step_at *at, mz_move_phase phase, mz_
         if (s->move[i].phase == phase && s->move[i].hide == hide)
             collect_move(s, &s->move[i], &rounds);
     const bool reduces = phase == MZ_MOVE_REDUCE || phase == MZ_MOVE_REDUCE_STEP;
-    const step_phase tag = reduces ? PHASE_REPLICA_REDUCE : PHASE_WEIGHT_MOVE;
+    const mz_phase tag = reduces ? MZ_PHASE_REPLICA_REDUCE : MZ_PHASE_WEIGHT_MOVE;
     return step_run_collected(s, at->first, at->end, rounds,
                               (step_join){.stream = STREAM_MOVE,
                                           .phase = tag,
@@ -204,5 +204,5 @@ void step_build_step_moves(mz_step *s, int32_t group) {
                 collect_move(s, &s->move[i], &rounds);
     }
     step_run_collected(s, group * s->ep, (group + 1) * s->ep, rounds,
-                       (step_join){STREAM_MOVE, PHASE_WEIGHT_MOVE, s->layers, true, NULL, NULL});
+                       (step_join){STREAM_MOVE, MZ_PHASE_WEIGHT_MOVE, s->layers, true, NULL, NULL});
 }

@@ -113,7 +113,7 @@ static void published_peaks(void **state) {
         int64_t temporary = 0;
         for (int64_t k = 0; k < model->tensors; k++) {
             const mz_tensor *t = &model->tensor[k];
-            const mz_update u =
+            const mz_update_cost u =
                 mz_optimizer_update(&optimizer, t, t->count, 1, MZ_TEMPORARIES_UNFUSED);
             temporary = u.temporary_bytes > temporary ? u.temporary_bytes : temporary;
         }
@@ -275,7 +275,7 @@ static void products(void **state) {
     const double n = 30, m = 50, k = 8;
     const mz_optimizer muon = get("muon[iterations=3]"), galore = get("galore[rank=8]");
     const mz_optimizer one = get("galore[rank=8,sides=one]"), adamw = get("adamw");
-    mz_update u = mz_optimizer_update(&muon, &t, 7, 1, MZ_TEMPORARIES_FUSED);
+    mz_update_cost u = mz_optimizer_update(&muon, &t, 7, 1, MZ_TEMPORARIES_FUSED);
     near(u.flops, 7 * 3 * (4 * n * n * m + 2 * n * n * n), 0);
     u = mz_optimizer_update(&muon, &router, 1, 1, MZ_TEMPORARIES_FUSED);
     near(u.flops, 0, 0);
@@ -332,7 +332,8 @@ static void parts_of_matrices(void **state) {
         for (int parts = 1; parts <= 13; parts++) {
             int touched, shared;
             cut(copies, parts, &touched, &shared);
-            mz_update u = mz_optimizer_update(&factored, &t, copies, parts, MZ_TEMPORARIES_FUSED);
+            mz_update_cost u =
+                mz_optimizer_update(&factored, &t, copies, parts, MZ_TEMPORARIES_FUSED);
             assert_int_equal(u.values, ceil_of(1500 * copies, parts));
             assert_int_equal(u.state_bytes, 4 * ceil_of(30 * copies, parts) + 4 * 50 * touched);
             assert_int_equal(u.replicated_bytes, 4 * 50 * shared);
@@ -376,7 +377,7 @@ static void properties_of_parts(void **state) {
             const int64_t whole = t.count * mz_optimizer_state_bytes(table[i], &t);
             int64_t last = whole;
             for (int64_t parts = 1; parts <= 256; parts *= 2) {
-                const mz_update u =
+                const mz_update_cost u =
                     mz_optimizer_update(table[i], &t, t.count, parts, MZ_TEMPORARIES_UNFUSED);
                 assert_true(u.state_bytes * parts >= whole);
                 assert_true(u.state_bytes <= last);
@@ -386,7 +387,8 @@ static void properties_of_parts(void **state) {
                 last = u.state_bytes;
             }
             /* SYMI and LAER cut every copy alone: what divides does not change. */
-            const mz_update each = mz_optimizer_update(table[i], &t, 1, 16, MZ_TEMPORARIES_FUSED);
+            const mz_update_cost each =
+                mz_optimizer_update(table[i], &t, 1, 16, MZ_TEMPORARIES_FUSED);
             assert_true(t.count * each.state_bytes * 16 >= whole);
         }
     }
@@ -399,7 +401,8 @@ static void nothing_for_what_is_not_trained(void **state) {
     frozen.trainable = false;
     assert_true(count >= 9);
     for (int i = 0; i < count; i++) {
-        const mz_update u = mz_optimizer_update(table[i], &frozen, 1, 1, MZ_TEMPORARIES_UNFUSED);
+        const mz_update_cost u =
+            mz_optimizer_update(table[i], &frozen, 1, 1, MZ_TEMPORARIES_UNFUSED);
         assert_int_equal(u.state_bytes, 0);
         assert_true(u.traffic_bytes == 0);
         assert_int_equal(u.temporary_bytes, 0);

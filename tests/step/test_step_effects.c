@@ -203,7 +203,7 @@ static void test_cut_matrices(void **state) {
         const mz_optimizer *o = t.options.optimizer = i ? &muon : usual;
         for (int64_t k = 0; k < t.model.tensors; k++) {
             const bool expert = t.tensor[k].tier == MZ_TIER_EXPERT;
-            const mz_update u =
+            const mz_update_cost u =
                 mz_optimizer_update(o, &t.tensor[k], 1, expert ? 2 : 8, MZ_TEMPORARIES_FUSED);
             update[i] += u.traffic_bytes / memory + u.flops / 1e12;
         }

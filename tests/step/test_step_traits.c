@@ -261,7 +261,7 @@ static void test_update_products(void **state) {
     tiny_static_plan(&t);
     for (int64_t i = 0; i < t.model.tensors; i++) {
         const mz_tensor *x = &t.tensor[i];
-        const mz_update u = mz_optimizer_update(&muon, x, x->count, 1, MZ_TEMPORARIES_FUSED);
+        const mz_update_cost u = mz_optimizer_update(&muon, x, x->count, 1, MZ_TEMPORARIES_FUSED);
         bytes += u.traffic_bytes;
         flops += u.flops;
         gradients += (double)(x->rows * x->cols * x->count * x->bytes_per_value);

@@ -217,8 +217,8 @@ double tiny_gemm(double m, double n, double k) {
 }
 
 int tiny_phase(const char *name) {
-    for (int p = 0; mz_step_phase_name(p); p++)
-        if (strcmp(mz_step_phase_name(p), name) == 0)
+    for (int p = 0; mz_phase_name((mz_phase)p); p++)
+        if (strcmp(mz_phase_name((mz_phase)p), name) == 0)
             return p;
     fail_msg("no phase %s", name);
     return -1;

@@ -1,4 +1,4 @@
-#include "sim/step/history.h"
+#include "sim/policy/history.h"
 
 #include "sim/policy/policy.h"
 
@@ -10,7 +10,7 @@ typedef struct ring {
     int64_t slots;
 } ring;
 
-struct step_history {
+struct mz_history {
     int32_t layers, ranks, group, experts;
     ring steps; /* finished ones and the one being read */
     ring calls;
@@ -20,13 +20,13 @@ struct step_history {
     uint64_t *scratch; /* [experts] */
 };
 
-static int64_t *slot(const step_history *h, const ring *r, int64_t entry, int32_t layer,
+static int64_t *slot(const mz_history *h, const ring *r, int64_t entry, int32_t layer,
                      int32_t rank) {
     const int64_t row = ((entry % r->slots) * h->layers + layer) * h->ranks + rank;
     return r->count + row * h->experts;
 }
 
-static mz_code make_ring(const step_history *h, mz_arena *arena, int64_t slots, ring *r,
+static mz_code make_ring(const mz_history *h, mz_arena *arena, int64_t slots, ring *r,
                          mz_err *err) {
     r->slots = slots;
     if (slots == 0)
@@ -35,10 +35,10 @@ static mz_code make_ring(const step_history *h, mz_arena *arena, int64_t slots, 
     return r->count ? MZ_OK : mz_fail_nomem(err, "the history of loads");
 }
 
-mz_code step_history_create(mz_arena *arena, int32_t layers, int32_t ranks, int32_t group,
-                            int32_t experts, int64_t steps, int64_t calls, step_history **out,
-                            mz_err *err) {
-    step_history *h = MZ_NEW(arena, step_history, 1);
+mz_code mz_history_create(mz_arena *arena, int32_t layers, int32_t ranks, int32_t group,
+                          int32_t experts, int64_t steps, int64_t calls, mz_history **out,
+                          mz_err *err) {
+    mz_history *h = MZ_NEW(arena, mz_history, 1);
     if (!h)
         return mz_fail_nomem(err, "the history of loads");
     h->layers = layers;
@@ -60,7 +60,7 @@ mz_code step_history_create(mz_arena *arena, int32_t layers, int32_t ranks, int3
     return code;
 }
 
-void step_history_add(step_history *h, const mz_layer_call *call) {
+void mz_history_add(mz_history *h, const mz_layer_call *call) {
     const int64_t n = (int64_t)h->ranks * h->experts;
     const size_t size = sizeof(int64_t) * (size_t)n;
     if (h->calls.count)
@@ -76,12 +76,12 @@ void step_history_add(step_history *h, const mz_layer_call *call) {
             sum[i] += call->load->count[i];
 }
 
-void step_history_end_step(step_history *h) {
+void mz_history_end_step(mz_history *h) {
     h->finished++;
 }
 
 /* Sums become means. */
-static void divide_rows(step_history *h, int64_t by) {
+static void divide_rows(mz_history *h, int64_t by) {
     for (int32_t s = 0; s < h->group; s++) {
         int64_t *row = h->seen.count + (int64_t)s * h->experts, sum = 0;
         for (int32_t e = 0; e < h->experts; e++)
@@ -90,8 +90,8 @@ static void divide_rows(step_history *h, int64_t by) {
     }
 }
 
-const mz_load *step_history_view(step_history *h, bool by_calls, int64_t lag, int64_t window,
-                                 int32_t group, int32_t layer) {
+const mz_load *mz_history_view(mz_history *h, bool by_calls, int64_t lag, int64_t window,
+                               int32_t group, int32_t layer) {
     const ring *r = by_calls ? &h->calls : &h->steps;
     const int64_t last = (by_calls ? h->call[layer] : h->finished) - lag;
     const int64_t n = (int64_t)h->group * h->experts, used = window > last + 1 ? last + 1 : window;
