@@ -27,45 +27,29 @@ enum {
 
 static const double TILT_MOST = 50;
 
-typedef struct course {
+struct mz_course {
     const mz_app *app;
-    mz_trace *trace;
-    const mz_trace_facts *facts;
     mz_synth_model *model;
-    double *x;     /* [points][layers][E]: pairs, then sqrt of shares, then their path */
-    double *mean;  /* [layers][E] share over the whole trace */
-    double *base;  /* [E] shares of the classes, scratch */
-    int64_t *load; /* [E] scratch */
-} course;
+    double *x;    /* [points][layers][E]: pairs, then sqrt of shares, then their path */
+    double *mean; /* [layers][E] pairs, then share over the whole trace */
+    double *base; /* [2][E] shares of the classes, scratch */
+};
 
-static double *at(const course *c, int64_t point, int32_t layer) {
-    return c->x + (point * c->facts->layers + layer) * c->facts->experts;
+static double *at(const mz_course *c, int64_t point, int32_t layer) {
+    return c->x + (point * c->model->facts.layers + layer) * c->model->facts.experts;
 }
 
 static int64_t point_of(const mz_synth_model *m, int64_t step) {
     return step < m->steps ? step * m->points / m->steps : m->points - 1;
 }
 
-static mz_code read_loads(course *c, mz_err *err) {
-    const mz_trace_call *call;
-    int64_t calls = mz_trace_calls(c->trace, &call), step = -1, experts = c->facts->experts;
-    mz_progress progress = mz_progress_start(&c->app->log, "reading", "calls", calls);
-    mz_code code = MZ_OK;
-    for (int64_t i = 0; i < calls && !code; i++) {
-        step += i == 0 || call[i].step != call[i - 1].step;
-        memset(c->load, 0, (size_t)experts * sizeof *c->load);
-        code = mz_trace_add_counts(c->trace, i, c->load, err);
-        double *x = at(c, point_of(c->model, step), call[i].layer);
-        for (int64_t e = 0; e < experts && !code; e++) {
-            x[e] += (double)c->load[e];
-            c->mean[call[i].layer * experts + e] += (double)c->load[e];
-        }
-        mz_progress_update(&progress, i);
-        if (!code && c->app->stop && *c->app->stop)
-            code = mz_fail(err, MZ_EABORTED, "interrupted");
+void mz_course_add(mz_course *c, int64_t step, int32_t layer, const int64_t *load) {
+    int64_t experts = c->model->facts.experts;
+    double *x = at(c, point_of(c->model, step), layer), *mean = c->mean + layer * experts;
+    for (int64_t e = 0; e < experts; e++) {
+        x[e] += (double)load[e];
+        mean[e] += (double)load[e];
     }
-    mz_progress_end(&progress);
-    return code;
 }
 
 static void to_shares(double *x, int64_t experts) {
@@ -77,8 +61,8 @@ static void to_shares(double *x, int64_t experts) {
 }
 
 /* Pairs to sqrt(share); a point without pairs has the mean of all. */
-static void to_roots(const course *c, int32_t layer) {
-    int64_t experts = c->facts->experts;
+static void to_roots(const mz_course *c, int32_t layer) {
+    int64_t experts = c->model->facts.experts;
     double *mean = c->mean + layer * experts;
     to_shares(mean, experts);
     for (int64_t p = 0; p < c->model->points; p++) {
@@ -90,9 +74,9 @@ static void to_roots(const course *c, int32_t layer) {
 }
 
 /* Mean square difference of points n apart. */
-static double difference(const course *c, int32_t layer, int64_t n) {
+static double difference(const mz_course *c, int32_t layer, int64_t n) {
     double sum = 0;
-    int64_t pairs = c->model->points - n, experts = c->facts->experts;
+    int64_t pairs = c->model->points - n, experts = c->model->facts.experts;
     for (int64_t p = 0; p < pairs; p++)
         for (int64_t e = 0; e < experts; e++) {
             double d = at(c, p + n, layer)[e] - at(c, p, layer)[e];
@@ -102,13 +86,13 @@ static double difference(const course *c, int32_t layer, int64_t n) {
 }
 
 /* The path of x in place. Forward: m += K (x - m); backward: s = m + (1 - K)(next s - m). */
-static void smooth(const course *c, int32_t layer) {
+static void smooth(const mz_course *c, int32_t layer) {
     int64_t points = c->model->points, far = points / 2 < FAR ? points / 2 : FAR;
     double near = difference(c, layer, 1);
     double walk = fmax((difference(c, layer, far) - near) / (double)(far - 1), 0);
     double noise = fmax((near - walk) / 2, 0), ratio = noise > 0 ? walk / noise : 1e9;
     double ahead = (ratio + sqrt(ratio * ratio + 4 * ratio)) / 2, gain = ahead / (1 + ahead);
-    for (int64_t e = 0; e < c->facts->experts; e++) {
+    for (int64_t e = 0; e < c->model->facts.experts; e++) {
         double mean = 0;
         for (int64_t p = 0; p < points; p++)
             mean += at(c, p, layer)[e] / (double)points;
@@ -124,7 +108,7 @@ static void smooth(const course *c, int32_t layer) {
 }
 
 /* Which profiles a point has: those of its own steps, and of steps near it where these are few. */
-static void choose_profiles(const course *c, const int64_t *step) {
+static void choose_profiles(const mz_course *c, const int64_t *step) {
     mz_synth_model *m = c->model;
     int64_t least = m->profiles < NEAR_PROFILES ? m->profiles : NEAR_PROFILES, low = 0, high = 0;
     for (int64_t p = 0; p < m->points; p++) {
@@ -143,9 +127,10 @@ static void choose_profiles(const course *c, const int64_t *step) {
 }
 
 /* Shares that the classes of profiles first to last - 1 give, by their tokens. */
-static void shares_of(const course *c, int32_t layer, int32_t first, int32_t last, double *share) {
+static void shares_of(const mz_course *c, int32_t layer, int32_t first, int32_t last,
+                      double *share) {
     const mz_synth_model *m = c->model;
-    int64_t experts = c->facts->experts;
+    int64_t experts = c->model->facts.experts;
     double others = m->facts.top_k - 1;
     memset(share, 0, (size_t)experts * sizeof *share);
     for (int32_t class = 0; class < m->classes; class ++) {
@@ -162,15 +147,15 @@ static void shares_of(const course *c, int32_t layer, int32_t first, int32_t las
 }
 
 /* Factor on odds: the path over the mean share, less what the choice of profiles does already. */
-static void tilt_layer(const course *c, int32_t layer) {
+static void tilt_layer(const mz_course *c, int32_t layer) {
     mz_synth_model *m = c->model;
-    int64_t experts = c->facts->experts;
+    int64_t experts = c->model->facts.experts;
     double *whole = c->base + experts;
     shares_of(c, layer, 0, m->profiles, whole);
     for (int64_t p = 0; p < m->points; p++) {
         const double *x = at(c, p, layer), *mean = c->mean + layer * experts;
-        float *tilt = m->tilt + (p * c->facts->layers + layer) * experts;
-        float *path = m->path + (p * c->facts->layers + layer) * experts;
+        float *tilt = m->tilt + (p * c->model->facts.layers + layer) * experts;
+        float *path = m->path + (p * c->model->facts.layers + layer) * experts;
         shares_of(c, layer, m->window[2 * p], m->window[2 * p + 1], c->base);
         for (int64_t e = 0; e < experts; e++) {
             double wanted = mean[e] > 0 ? x[e] * x[e] / mean[e] : 1;
@@ -181,43 +166,52 @@ static void tilt_layer(const course *c, int32_t layer) {
     }
 }
 
-static mz_code fit_course(course *c, const int64_t *step, mz_err *err) {
+void mz_course_finish(mz_course *c, const int64_t *step) {
+    choose_profiles(c, step);
+    for (int32_t l = 0; l < c->model->facts.layers; l++) {
+        to_roots(c, l);
+        smooth(c, l);
+        tilt_layer(c, l);
+        c->model->bend[l] = 1;
+    }
+}
+
+static mz_code make_room(mz_course *c, mz_err *err) {
     mz_synth_model *m = c->model;
     size_t cells = (size_t)m->facts.layers * (size_t)m->facts.experts, points = (size_t)m->points;
     c->x = mz_calloc(points, cells * sizeof *c->x);
     c->mean = mz_calloc(cells, sizeof *c->mean);
     c->base = mz_calloc((size_t)m->facts.experts, 2 * sizeof *c->base);
-    c->load = mz_calloc((size_t)m->facts.experts, sizeof *c->load);
     m->tilt = mz_calloc(points, cells * sizeof *m->tilt);
     m->path = mz_calloc(points, cells * sizeof *m->path);
     m->window = mz_calloc(points, 2 * sizeof *m->window);
-    if (!c->x || !c->mean || !c->base || !c->load || !m->tilt || !m->path || !m->window)
+    if (!c->x || !c->mean || !c->base || !m->tilt || !m->path || !m->window)
         return mz_fail_nomem(err, "the course of a trace");
-    mz_code code = read_loads(c, err);
-    if (code)
-        return code;
-    choose_profiles(c, step);
-    for (int32_t l = 0; l < m->facts.layers; l++) {
-        to_roots(c, l);
-        smooth(c, l);
-        tilt_layer(c, l);
-        m->bend[l] = 1;
-    }
     return MZ_OK;
 }
 
-mz_code mz_course_fit(const mz_app *app, mz_trace *trace, const int64_t *step, mz_synth_model *m,
-                      mz_err *err) {
-    course c = {.app = app, .trace = trace, .facts = &m->facts, .model = m};
-    double room = POINT_BYTES / ((double)m->facts.layers * m->facts.experts * sizeof *c.x);
+mz_code mz_course_open(const mz_app *app, mz_synth_model *m, mz_course **course, mz_err *err) {
+    double room = POINT_BYTES / ((double)m->facts.layers * m->facts.experts * sizeof(double));
     int64_t most = room < MOST_POINTS ? (int64_t)room : MOST_POINTS;
+    *course = NULL;
     if (m->facts.step_meaning == MZ_STEP_NONE || m->steps < LEAST_STEPS || most < LEAST_STEPS)
         return MZ_OK;
+    mz_course *c = mz_calloc(1, sizeof *c);
+    if (!c)
+        return mz_fail_nomem(err, "the course of a trace");
+    *c = (mz_course){.app = app, .model = m};
     m->points = (int32_t)(m->steps < most ? m->steps : most);
-    mz_code code = fit_course(&c, step, err);
-    free(c.x);
-    free(c.mean);
-    free(c.base);
-    free(c.load);
-    return code;
+    *course = c;
+    return make_room(c, err);
+}
+
+void mz_course_close(mz_course **course) {
+    mz_course *c = *course;
+    if (!c)
+        return;
+    free(c->x);
+    free(c->mean);
+    free(c->base);
+    free(c);
+    *course = NULL;
 }

@@ -1,16 +1,18 @@
 /* Fits a model of routing to a trace.
  *
- * 1. Whole sequences, evenly spaced over the trace, up to SAMPLE_TOKENS tokens are read.
+ * 1. In one pass over the trace whole sequences, evenly spaced, up to SAMPLE_TOKENS tokens are
+ * kept, and where there are steps all loads are counted for the course (synth_course.c).
  * 2. Classes: a mixture with one class per token, by rounds of assignment and counting (hard
  *    expectation maximisation) on some of these tokens, begun from tokens drawn at random; odds of
- * a class are its counts plus SMOOTH tokens of the layer's own.
+ *    a class are its counts plus SMOOTH tokens of the layer's own.
  * 3. Every sampled sequence gives a mix of classes; how often classes return gives stay and recall.
- * 4. The course over the steps: synth_course.c.
+ * 4. The loads give the course, less what the choice of sequences gives already.
  * 5. Sequences are drawn from the model, and every layer's parameters are moved until popularity,
  *    its course, reuse at lags 1, 4 and 64, correlation of halves, mutual information and best
  *    partners agree with the sample's. */
 #include "common/base/arena.h"
 #include "common/base/rng.h"
+#include "traces/reader.h"
 #include "traces/stats_private.h"
 #include "traces/synth_model.h"
 
@@ -38,6 +40,9 @@ typedef struct fit {
     const mz_trace_facts *facts;
     mz_arena arena;
     mz_synth_model *model;
+    mz_course *course; /* NULL: every step is alike */
+    int64_t *step;     /* [profiles] that each is of, counted from 0 */
+    int64_t *load;     /* [E] of the call at hand */
     int32_t classes, profiles;
     int64_t *sequence; /* [profiles] which of the trace's */
     int64_t *begin;    /* [profiles + 1] first sampled token of each */
@@ -122,10 +127,54 @@ static mz_code read_sequence(fit *f, int64_t call, const mz_trace_call *at, int6
     return code;
 }
 
+/* The first profile that begins at `token` or later. */
+static int64_t first_profile(const fit *f, int64_t token) {
+    const mz_trace_sequence *all;
+    int64_t low = 0, high = f->profiles;
+    mz_trace_sequences(f->trace, &all);
+    while (low < high) {
+        int64_t middle = low + (high - low) / 2;
+        if (all[f->sequence[middle]].token_begin < token)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+/* One call in the order of its tokens: sampled sequences are kept, and with a course all pairs are
+ * counted. */
+static mz_code read_call(fit *f, int64_t c, const mz_trace_call *call, int64_t step,
+                         uint16_t *expert, float *weight, mz_err *err) {
+    const mz_trace_sequence *all;
+    int64_t end = call->token_begin + call->tokens, done = 0;
+    mz_code code = MZ_OK;
+    mz_trace_sequences(f->trace, &all);
+    memset(f->load, 0, (size_t)f->facts->experts * sizeof *f->load);
+    for (int64_t i = first_profile(f, call->token_begin); i < f->profiles && !code; i++) {
+        const mz_trace_sequence *s = &all[f->sequence[i]];
+        if (s->token_begin >= end)
+            break;
+        if (f->course)
+            code = mz_trace_add_range(f->trace, c, done, s->token_begin - call->token_begin - done,
+                                      f->load, err);
+        if (!code)
+            code = read_sequence(f, c, call, i, expert, weight, err);
+        for (int64_t j = 0; f->course && !code && j < s->tokens * f->facts->top_k; j++)
+            f->load[expert[j]]++;
+        done = s->token_begin - call->token_begin + s->tokens;
+    }
+    if (!code && f->course)
+        code = mz_trace_add_range(f->trace, c, done, call->tokens - done, f->load, err);
+    if (!code && f->course)
+        mz_course_add(f->course, step, call->layer, f->load);
+    return code;
+}
+
 static mz_code read_sample(fit *f, mz_err *err) {
     const mz_trace_call *calls;
     const mz_trace_sequence *all;
-    int64_t count = mz_trace_calls(f->trace, &calls), longest = 0, k = f->facts->top_k;
+    int64_t count = mz_trace_calls(f->trace, &calls), longest = 0, k = f->facts->top_k, step = -1;
     mz_trace_sequences(f->trace, &all);
     for (int64_t i = 0; i < f->profiles; i++) {
         f->model->length[i] = all[f->sequence[i]].tokens;
@@ -134,15 +183,14 @@ static mz_code read_sample(fit *f, mz_err *err) {
     }
     uint16_t *expert = MZ_NEW(&f->arena, uint16_t, longest * k);
     float *weight = MZ_NEW(&f->arena, float, longest *k);
-    if (!expert || !weight)
+    f->load = MZ_NEW(&f->arena, int64_t, f->facts->experts);
+    if (!expert || !weight || !f->load)
         return mz_fail_nomem(err, "a sequence");
     mz_progress progress = mz_progress_start(&f->app->log, "reading", "calls", count);
     mz_code code = MZ_OK;
     for (int64_t c = 0; c < count && !code; c++) {
-        int64_t low = calls[c].token_begin, high = low + calls[c].tokens;
-        for (int64_t i = 0; i < f->profiles && !code; i++)
-            if (all[f->sequence[i]].token_begin >= low && all[f->sequence[i]].token_begin < high)
-                code = read_sequence(f, c, &calls[c], i, expert, weight, err);
+        step += c == 0 || calls[c].step != calls[c - 1].step;
+        code = read_call(f, c, &calls[c], step, expert, weight, err);
         mz_progress_update(&progress, c);
         if (!code && stopped(f))
             code = mz_fail(err, MZ_EABORTED, "interrupted");
@@ -574,35 +622,27 @@ static mz_code measure_steps(fit *f, mz_err *err) {
     return MZ_OK;
 }
 
-/* The step of every profile, counted from 0; NULL with MZ_OK when the token axis does not run with
- * the steps, which leaves the course out. */
-static mz_code profile_steps(fit *f, int64_t **out, mz_err *err) {
+/* Finds the step of every profile, and opens the course unless the token axis does not run with the
+ * steps. */
+static mz_code open_course(fit *f, mz_err *err) {
     const mz_trace_call *call;
     const mz_trace_sequence *all;
     int64_t count = mz_trace_calls(f->trace, &call), step = -1;
-    int64_t *of = *out = MZ_NEW(&f->arena, int64_t, f->profiles);
+    f->step = MZ_NEW(&f->arena, int64_t, f->profiles);
     mz_trace_sequences(f->trace, &all);
-    if (!of)
+    if (!f->step)
         return mz_fail_nomem(err, "the steps of a sample");
     for (int64_t c = 0; c < count; c++) {
-        int64_t low = call[c].token_begin, high = low + call[c].tokens;
+        int64_t end = call[c].token_begin + call[c].tokens;
         step += c == 0 || call[c].step != call[c - 1].step;
-        bool first = c == 0 || call[c].micro_batch != call[c - 1].micro_batch ||
-                     call[c].step != call[c - 1].step || call[c].layer == call[c - 1].layer;
-        for (int64_t i = 0; i < f->profiles && first; i++)
-            if (all[f->sequence[i]].token_begin >= low && all[f->sequence[i]].token_begin < high)
-                of[i] = step;
+        for (int64_t i = first_profile(f, call[c].token_begin);
+             i < f->profiles && all[f->sequence[i]].token_begin < end; i++)
+            f->step[i] = step;
     }
     for (int64_t i = 1; i < f->profiles; i++)
-        if (of[i] < of[i - 1])
-            *out = NULL;
-    return MZ_OK;
-}
-
-static mz_code fit_course(fit *f, mz_err *err) {
-    int64_t *step;
-    mz_code code = profile_steps(f, &step, err);
-    return code || !step ? code : mz_course_fit(f->app, f->trace, step, f->model, err);
+        if (f->step[i] < f->step[i - 1])
+            return MZ_OK;
+    return mz_course_open(f->app, f->model, &f->course, err);
 }
 
 static mz_code run_fit(fit *f, uint64_t seed, mz_err *err) {
@@ -615,6 +655,8 @@ static mz_code run_fit(fit *f, uint64_t seed, mz_err *err) {
     if (!code)
         code = measure_steps(f, err);
     if (!code)
+        code = open_course(f, err);
+    if (!code)
         code = read_sample(f, err);
     if (!code)
         code = learn_classes(f, seed, err);
@@ -622,10 +664,10 @@ static mz_code run_fit(fit *f, uint64_t seed, mz_err *err) {
         code = learn_links(f, err);
     if (!code) {
         make_profiles(f);
-        code = fit_course(f, err);
-    }
-    if (!code)
+        if (f->course)
+            mz_course_finish(f->course, f->step);
         code = measure_sample(f, &wanted, err);
+    }
     return code ? code : tune_model(f, seed, wanted, err);
 }
 
@@ -642,6 +684,7 @@ mz_code mz_synth_fit(mz_app *app, mz_trace *trace, uint64_t seed, mz_synth_model
         return mz_fail(err, MZ_EINPUT, "%s: pairs without sequences cannot be fitted",
                        mz_trace_path(trace));
     mz_code code = run_fit(&f, seed, err);
+    mz_course_close(&f.course);
     mz_arena_free(&f.arena);
     if (code)
         mz_synth_model_free(model);

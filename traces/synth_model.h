@@ -71,10 +71,17 @@ void mz_synth_model_free(mz_synth_model *model);
 mz_code mz_synth_fit(mz_app *app, mz_trace *trace, uint64_t seed, mz_synth_model *model,
                      mz_err *err);
 
-/* Fits the course over the steps, if there are steps enough to tell it from noise. step: [profiles]
- * steps of the profiles, counted from 0, not falling. */
-mz_code mz_course_fit(const mz_app *app, mz_trace *trace, const int64_t *step,
-                      mz_synth_model *model, mz_err *err);
+/* The course over the steps: opened before the one pass over a trace, told every call's load during
+ * it, finished once classes and profiles are learnt. */
+typedef struct mz_course mz_course;
+
+/* The model's steps are known. *course NULL: no steps enough to tell a course from noise. */
+mz_code mz_course_open(const mz_app *app, mz_synth_model *model, mz_course **course, mz_err *err);
+/* load: [E] pairs of one call of a step, counted from 0. */
+void mz_course_add(mz_course *course, int64_t step, int32_t layer, const int64_t *load);
+/* step: [profiles] steps of the profiles, counted from 0, not falling. */
+void mz_course_finish(mz_course *course, const int64_t *step);
+void mz_course_close(mz_course **course);
 
 mz_code mz_synth_model_write(mz_app *app, const mz_synth_model *model,
                              const mz_model_options *options, const char *path,

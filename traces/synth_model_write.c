@@ -68,7 +68,6 @@ static mz_code plan_micro_batch(model_job *job, mz_err *err) {
 
 static mz_code write_call(model_job *job, mz_trace_call_data *call, mz_err *err) {
     int64_t k = job->facts.top_k, tokens = 0;
-    mz_code code = MZ_OK;
     for (int64_t i = job->first[call->rank]; i < job->first[call->rank + 1]; i++)
         tokens += job->plan[i].tokens;
     void *expert = job->expert, *weight = job->weight;
@@ -82,6 +81,8 @@ static mz_code write_call(model_job *job, mz_trace_call_data *call, mz_err *err)
     int64_t at = 0;
     for (int64_t i = job->first[call->rank]; i < job->first[call->rank + 1]; i++) {
         const planned *s = &job->plan[i];
+        if (job->app->stop && *job->app->stop)
+            return mz_fail(err, MZ_EABORTED, "interrupted; nothing was written");
         mz_model_sequence(job->draw, s->index, call->layer, s->tokens, job->expert + at * k,
                           job->before + (call->token_begin - job->token) + at);
         mz_model_weights(job->draw, s->index, call->layer, s->tokens, job->weight + at * k);
@@ -93,9 +94,7 @@ static mz_code write_call(model_job *job, mz_trace_call_data *call, mz_err *err)
     call->weight = job->facts.has_weight ? job->weight : NULL;
     job->pairs += call->pairs;
     mz_progress_update(&job->progress, job->pairs);
-    if (!code && job->app->stop && *job->app->stop)
-        code = mz_fail(err, MZ_EABORTED, "interrupted; nothing was written");
-    return code ? code : mz_trace_write_call(job->writer, call, err);
+    return mz_trace_write_call(job->writer, call, err);
 }
 
 static mz_code write_micro_batch(model_job *job, int64_t step, int32_t micro_batch, mz_err *err) {

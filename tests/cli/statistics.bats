@@ -79,6 +79,41 @@ make() {
     [ ! -e b.h5 ]
 }
 
+# interrupted SIGNAL MARK COMMAND...: sends SIGNAL once MARK stands in its messages or names a file; it must end soon, with 130
+# and one line, and leave nothing behind.
+interrupted() {
+    local signal=$1 mark=$2 before code=0
+    shift 2
+    before=$(ls -A | xargs)
+    "$@" 2>messages &
+    local pid=$!
+    for ((i = 0; i < 600; i++)); do
+        grep -qe "$mark" messages || compgen -G "$mark" >/dev/null && break
+        sleep 0.05
+    done
+    [ "$i" -lt 600 ]
+    kill -s "$signal" "$pid"
+    wait "$pid" || code=$?
+    echo "exit code $code; $(tail -n 2 messages)"
+    [ "$code" -eq 130 ]
+    [[ $(tail -n 1 messages) == "mizan: trace: "*interrupted* ]]
+    rm messages
+    [ "$(ls -A | xargs)" = "$before" ]
+}
+
+@test "synth --like: interrupted while it fits or writes, it leaves nothing and what stood there stands" {
+    make --layers 4 --experts 64 --tokens 20000 -o a.h5
+    "$mizan" trace synth -q --profile collapse --layers 4 --experts 64 --top-k 2 --ranks 4 --steps 30 -o counts.h5
+    echo kept >there.h5
+    for signal in INT TERM; do
+        interrupted $signal "layer 0: reuse" "$mizan" trace synth -v --like a.h5 -o b.h5
+        interrupted $signal "b.h5.partial-*" "$mizan" trace synth -q --like a.h5 --steps 1000000 -o b.h5
+        interrupted $signal "b.h5.partial-*" "$mizan" trace synth -q --like counts.h5 --steps 10000000 -o b.h5
+        interrupted $signal "there.h5.partial-*" "$mizan" trace synth -q --like a.h5 --tokens 1000000 --steps 100 -o there.h5
+        [ "$(cat there.h5)" = kept ]
+    done
+}
+
 @test "every key of the JSON of info and compare is documented, and no other" {
     make -o a.h5
     "$mizan" trace synth -q --profile balanced --layers 2 --experts 8 --top-k 2 --ranks 2 --steps 3 -o b.h5
