@@ -1,0 +1,55 @@
+/* What the files of the engine share. Nothing here is used outside replay/. */
+#ifndef MIZAN_REPLAY_INSIDE_H
+#define MIZAN_REPLAY_INSIDE_H
+
+#include "replay/engine.h"
+#include "replay/experts.h"
+
+/* Lanes of one exchange, grown as needed and reused. */
+typedef struct engine_lanes {
+    mz_lane *lane;
+    size_t cap;
+    int64_t count;
+} engine_lanes;
+
+struct mz_engine {
+    mz_replay_job job;
+    mz_kernels *kernels;
+    mz_transport *transport;
+    mz_heap *heap;
+    mz_experts *experts;
+    int32_t first, end, local; /* this process's ranks: end - first */
+    int64_t value_bytes;       /* of job.type */
+    int64_t ordinal;
+    engine_lanes lanes;
+    double *exchange_s; /* [local] of the exchange under way */
+    double *detail_s;   /* [layers+1][local][MZ_PHASES] */
+    mz_engine_figures figures;
+    mz_engine_watch watch;
+    void *watcher;
+    struct engine_rank *rank;     /* [local] buffers of each rank; layer.c */
+    struct engine_shared *shared; /* scratch of all ranks; layer.c */
+};
+
+/* ---- engine.c ----------------------------------------------------------------------------------
+ */
+
+/* Time: start = engine_start(e); work; engine_charge(e, ...) waits for stream 0 and adds what
+ * passed to the phase of a local rank (global number). */
+double engine_start(mz_engine *e);
+mz_code engine_charge(mz_engine *e, int32_t rank, mz_phase phase, int32_t layer, double start,
+                      mz_err *err);
+void engine_untimed(mz_engine *e, double start); /* what passed is nobody's */
+
+/* Status of a kernel call as an error that says which operation, rank and layer. */
+mz_code engine_kernel(mz_engine *e, mz_kstatus status, const char *what, int32_t rank,
+                      int32_t layer, mz_err *err);
+
+/* Adds a lane; bytes between different ranks are added to *counter (may be NULL) where `from` is
+ * local. send or receive of a rank elsewhere is not looked at. */
+mz_code engine_add_lane(mz_engine *e, int32_t from, int32_t to, const void *send, void *receive,
+                        int64_t bytes, int64_t *counter, mz_err *err);
+/* Runs the lanes collected, charges each local rank's time to the phase, and empties the list. */
+mz_code engine_exchange(mz_engine *e, mz_phase phase, int32_t layer, mz_err *err);
+
+#endif

@@ -1,0 +1,85 @@
+/* How rows, weights and gradients travel between logical ranks. R ranks are spread in blocks over P
+ * processes (P divides R; rank r lives in process r / (R/P)); what is computed does not depend on
+ * P. A transport is one file and one line in transport.c's table: "local" (one process), "mpi"
+ * (Open MPI, host memory), "nccl" (one GPU per process, started by mpirun).
+ *
+ * The library behind a transport is loaded when that transport is opened, so the program starts
+ * without it: MZ_EHARDWARE says in one line what is missing.
+ *
+ * Failure: every call that waits for a peer gives up when nothing has moved for timeout_s, or when
+ * the transport reports a dead peer. The error names this process and its ranks, the peer where it
+ * is known, and what was under way; the process then calls mz_transport_abort, which ends the
+ * others, too. All processes end within timeout_s, each with one line, exit code 4.
+ *
+ * Threads: a transport belongs to one thread at a time. */
+#ifndef MIZAN_REPLAY_TRANSPORT_H
+#define MIZAN_REPLAY_TRANSPORT_H
+
+#include "common/base/err.h"
+#include "kernels/kernels.h"
+
+#include <stddef.h>
+#include <stdint.h>
+
+typedef struct mz_transport_options {
+    const char *name;    /* of the table */
+    int32_t ranks;       /* R */
+    double timeout_s;    /* 30 */
+    const char *lib_dir; /* where libraries are looked for beyond the loader's folders, or NULL */
+} mz_transport_options;
+
+/* One message. The k-th lane from one rank to another on the sender is the k-th on the receiver:
+ * all processes list lanes in the same order, and may leave out those without an end of theirs. */
+typedef struct mz_lane {
+    int32_t from, to;
+    const void *send; /* context memory; read where `from` is local */
+    void *receive;    /* context memory; written where `to` is local */
+    size_t bytes;     /* 0: nothing happens */
+} mz_lane;
+
+/* What a transport moved since it was opened, by sending rank's process. */
+typedef struct mz_transport_bytes {
+    int64_t within;  /* between ranks of one process, by copies */
+    int64_t between; /* between processes */
+} mz_transport_bytes;
+
+typedef struct mz_transport mz_transport;
+typedef struct mz_transport_kind mz_transport_kind; /* the table's entry; transport_kind.h */
+
+struct mz_transport {
+    const mz_transport_kind *kind;
+    const char *name;
+    int32_t ranks, processes, process;
+    int32_t first, end; /* this process's ranks: first .. end-1 */
+    double timeout_s;
+    mz_transport_bytes moved;
+    mz_kernels *kernels; /* set by mz_transport_attach */
+    void *self;
+};
+
+/* Before any kernels context: a process learns which ranks (and which device) are its own. */
+mz_code mz_transport_open(const mz_transport_options *options, mz_transport **transport,
+                          mz_err *err);
+/* The context whose memory and stream 0 the lanes use. */
+mz_code mz_transport_attach(mz_transport *transport, mz_kernels *kernels, mz_err *err);
+void mz_transport_close(mz_transport **transport);
+
+/* Moves all lanes and returns when this process's ends are done (what stream 0 held before has
+ * completed, what follows on it may use the rows). seconds: [end-first], added to, or NULL: time of
+ * each local rank, the copies it received within the process and an equal share of the rest. The
+ * three parts of the wall time that a transport can tell apart - packing for the wire, copies,
+ * waiting for peers - are not kept. */
+mz_code mz_transport_exchange(mz_transport *transport, const mz_lane *lane, int64_t lanes,
+                              double *seconds, mz_err *err);
+
+/* Host memory: `bytes` of every rank, mine [end-first][bytes] to all [R][bytes]. */
+mz_code mz_transport_gather(mz_transport *transport, const void *mine, size_t bytes, void *all,
+                            mz_err *err);
+mz_code mz_transport_barrier(mz_transport *transport, mz_err *err);
+/* Ends the other processes; does nothing where there is one. Safe after any failure. */
+void mz_transport_abort(mz_transport *transport);
+
+/* Names of the table, separated by ", ". */
+const char *mz_transport_names(void);
+
+#endif
