@@ -4,6 +4,7 @@
 #include "common/base/rng.h"
 #include "sim/cost/cost.h"
 #include "sim/cost/schedule.h"
+#include "sim/cost/work.h"
 
 #include <math.h>
 
@@ -170,6 +171,22 @@ static void list_scheduling(void **state) {
     }
 }
 
+/* A device that nobody measured takes every kernel's bytes at its memory's rate, 100 GB/s; what has
+ * nothing to do takes no time. Every kind has a name of its own. */
+static void kinds_of_work(void **state) {
+    mz_device device = toy();
+    for (int k = 0; k < MZ_WORKS; k++) {
+        near(mz_cost_work(&device, (mz_work)k, 100, 50, 3e9), 0.03);
+        assert_true(mz_cost_work(&device, (mz_work)k, 0, 50, 3e9) == 0);
+        assert_true(mz_cost_work(&device, (mz_work)k, 100, 0, 3e9) == 0);
+        assert_true(mz_cost_work(&device, (mz_work)k, 100, 50, 0) == 0);
+        for (int other = 0; other < k; other++)
+            assert_string_not_equal(mz_work_name((mz_work)k), mz_work_name((mz_work)other));
+    }
+    assert_null(mz_work_name(MZ_WORKS));
+    assert_string_equal(mz_work_name(mz_work_update(MZ_RULE_SKEWADAM)), "update_skewadam");
+}
+
 static void planner_table(void **state) {
     mz_planner_cost table[] = {{"static", 0, 0}, {"ultraep", 20e-6, 3.2e-9}};
     mz_cluster cluster = {.name = "toy", .planner = table, .planners = 2};
@@ -190,6 +207,7 @@ int main(void) {
         cmocka_unit_test(grouped_forward), cmocka_unit_test(padding_effect),
         cmocka_unit_test(grouped_wgrad),   cmocka_unit_test(memory_and_attention),
         cmocka_unit_test(list_scheduling), cmocka_unit_test(planner_table),
+        cmocka_unit_test(kinds_of_work),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
