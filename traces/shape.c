@@ -38,7 +38,8 @@ static void index_group(mz_shape *shape, int64_t begin, int64_t end, int64_t *of
             for (int32_t l = 0; l < shape->layers; l++)
                 shape->call[b * shape->layers + l] = -1;
         }
-        shape->call[b * shape->layers + call->layer] = i;
+        if (call->layer < shape->layers)
+            shape->call[b * shape->layers + call->layer] = i;
     }
     group->block_end = shape->block_count;
 }
@@ -234,6 +235,9 @@ static mz_code check_options(const mz_trace *trace, const mz_stream_options *o, 
         return mz_fail(err, MZ_EINPUT,
                        "%s: step tokens and tokens per rank exclude each other: give one",
                        trace->path);
+    if (o->layers < 0 || o->layers > trace->facts.layers)
+        return mz_fail(err, MZ_EINPUT, "%s: %d layers are asked for, the trace has %d", trace->path,
+                       o->layers, trace->facts.layers);
     const int64_t ranks = o->ranks > 0 ? o->ranks : trace->facts.ranks;
     if (o->step_tokens > STEP_TOKENS_MAX || o->tokens_per_rank > STEP_TOKENS_MAX / ranks)
         return mz_fail(err, MZ_EINPUT,
@@ -247,7 +251,9 @@ mz_code mz_shape_make(mz_trace *trace, const mz_stream_options *options, mz_shap
                       mz_err *err) {
     const mz_trace_facts *f = &trace->facts;
     bool pairs = f->kind == MZ_TRACE_PAIRS, none = f->step_meaning == MZ_STEP_NONE;
-    *shape = (mz_shape){.trace = trace, .options = *options, .layers = f->layers};
+    *shape = (mz_shape){.trace = trace,
+                        .options = *options,
+                        .layers = options->layers ? options->layers : f->layers};
     shape->ranks = options->ranks ? options->ranks : f->ranks;
     bool resized = (options->step_tokens > 0 && !none) || options->tokens_per_rank > 0;
     shape->reshaped = shape->ranks != f->ranks || resized || (none && pairs && shape->ranks > 1);

@@ -27,6 +27,7 @@
 
 typedef struct mz_stream_options {
     int32_t ranks;             /* R; 0: as recorded */
+    int32_t layers;            /* the first so many MoE layers; 0: all */
     int64_t step_tokens;       /* tokens of the whole job per step; 0: as recorded */
     int64_t tokens_per_rank;   /* resample whole sequences to at least this many; 0: as recorded */
     int64_t sequence_length;   /* cut sequences to this many tokens; 0: as recorded */

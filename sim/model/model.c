@@ -16,9 +16,6 @@ static const mz_family *const families[] = {
 
 enum { FAMILIES = sizeof families / sizeof families[0] };
 
-/* No machine of ours holds more; keeps every sum of bytes within 63 bits. */
-static const double parameters_max = 1e17;
-
 static mz_code find_family(mz_json *config, const mz_family **family, mz_err *err) {
     const char *type;
     mz_code code = mz_json_string(config, "model_type", &type, err);
@@ -128,7 +125,7 @@ static mz_code list_tensors(const mz_family *family, mz_blocks *blocks, const ch
     mz_tensor *copy = blocks->no_memory ? NULL : MZ_NEW(&model->arena, mz_tensor, blocks->tensors);
     if (!copy)
         return mz_fail_nomem(err, "a model's tensors");
-    if (blocks->parameters > parameters_max)
+    if (blocks->parameters > MZ_MODEL_PARAMETERS_MAX)
         return mz_fail(err, MZ_EINPUT, "%s: %.3g parameters are more than can be counted (1e17)",
                        where, blocks->parameters);
     if (model->moe_layers == 0)
@@ -139,7 +136,7 @@ static mz_code list_tensors(const mz_family *family, mz_blocks *blocks, const ch
     return MZ_OK;
 }
 
-static mz_code resolve(mz_model *model, mz_err *err) {
+mz_code mz_model_resolve(mz_model *model, mz_err *err) {
     const struct {
         const char *name;
         int64_t value;
@@ -203,7 +200,8 @@ static mz_code read_published(mz_json *config, mz_model *model, mz_err *err) {
     if (code == MZ_OK)
         code = mz_json_object(object, where, &view, err);
     if (code == MZ_OK)
-        code = mz_json_int(&view, "parameters", 1, (int64_t)parameters_max, &p->parameters, err);
+        code = mz_json_int(&view, "parameters", 1, (int64_t)MZ_MODEL_PARAMETERS_MAX, &p->parameters,
+                           err);
     if (code == MZ_OK)
         code = mz_json_int_or(&view, "left_out", 0, 0, p->parameters, &p->left_out, err);
     if (code == MZ_OK)
@@ -244,7 +242,7 @@ static mz_code build(json_t *root, const char *where, mz_blocks *blocks, mz_err 
     model->attention_bias = blocks->qkv_bias;
     model->qk_norm = blocks->q_norm > 0;
     code = list_tensors(family, blocks, where, err);
-    return code ? code : resolve(model, err);
+    return code ? code : mz_model_resolve(model, err);
 }
 
 /* "configs/mixtral-8x7b.json" -> "mixtral-8x7b"; "DIR/config.json" -> the folder's name. */

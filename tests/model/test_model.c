@@ -2,6 +2,7 @@
 #include "tests/harness.h"
 
 #include "sim/model/model.h"
+#include "sim/model/resize.h"
 
 #include <math.h>
 
@@ -416,6 +417,48 @@ static void bad_configs(void **state) {
             "MoE layer", "wrong.json");
 }
 
+/* What is left of OLMoE for a replay: 64 experts of 16 layers, 3 x 2048 x 1024 values each; of a
+ * model with dense layers and shared experts the routed ones alone; at other sizes as told. */
+static void routed_experts_alone(void **state) {
+    mz_err err;
+    mz_model *model = load("olmoe-1b-7b"), *alone;
+    assert_int_equal(mz_model_resize(model, &(mz_model_size){0}, &alone, &err), MZ_OK);
+    assert_int_equal(mz_model_total(alone), INT64_C(16) * 64 * 3 * 2048 * 1024);
+    assert_int_equal(mz_model_parameters(alone, MZ_TIER_EXPERT), mz_model_total(alone));
+    assert_int_equal(mz_model_expert_parameters(alone), mz_model_expert_parameters(model));
+    assert_int_equal(alone->layers, 16);
+    assert_int_equal(alone->tensors, 32);
+    assert_string_equal(alone->name, "olmoe-1b-7b");
+    mz_model_free(&alone);
+    const mz_model_size size = {.hidden = 96, .intermediate = 40, .layers = 3};
+    assert_int_equal(mz_model_resize(model, &size, &alone, &err), MZ_OK);
+    assert_int_equal(mz_model_total(alone), 3 * 64 * 3 * 96 * 40);
+    assert_int_equal(mz_model_bytes(alone, MZ_TIER_EXPERT), 2 * mz_model_total(alone));
+    assert_int_equal(alone->tensor[4].rows, 80);
+    assert_int_equal(alone->tensor[4].cols, 96);
+    assert_int_equal(alone->tensor[5].rows, 96);
+    assert_int_equal(alone->tensor[5].cols, 40);
+    assert_int_equal(alone->tensor[5].layer, 2);
+    assert_int_equal(alone->tensor[5].count, 64);
+    assert_int_equal(alone->top_k, model->top_k);
+    assert_int_equal(json_integer_value(json_object_get(alone->resolved, "hidden")), 96);
+    mz_model_free(&alone);
+    mz_model_free(&model);
+    model = load("deepseek-v2-lite"); /* 27 layers, the first dense; two shared experts */
+    assert_int_equal(mz_model_resize(model, &(mz_model_size){0}, &alone, &err), MZ_OK);
+    assert_int_equal(alone->layers, 26);
+    assert_int_equal(mz_model_total(alone), INT64_C(26) * 64 * 3 * 2048 * 1408);
+    mz_model_free(&alone);
+    static const mz_model_size bad[] = {{.hidden = -1}, {.intermediate = 1 << 23}, {.layers = 27}};
+    static const char *const said[] = {"--hidden -1", "--inter 8388608", "--layers 27"};
+    for (int i = 0; i < 3; i++) {
+        assert_int_equal(mz_model_resize(model, &bad[i], &alone, &err), MZ_EINPUT);
+        assert_non_null(strstr(err.msg, said[i]));
+        assert_null(alone);
+    }
+    mz_model_free(&model);
+}
+
 static void unknown_names(void **state) {
     mz_model *model;
     mz_err err;
@@ -440,6 +483,7 @@ int main(void) {
         cmocka_unit_test(router_groups),
         cmocka_unit_test(every_shipped_config_loads),
         cmocka_unit_test(bad_configs),
+        cmocka_unit_test(routed_experts_alone),
         cmocka_unit_test(unknown_names),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -157,6 +157,8 @@ static void conserve(place *p, mz_stream_options options) {
         if (end)
             break;
         assert_int_equal(head.step, 5 + 10 * step);
+        assert_int_equal(head.layers, options.layers ? options.layers : f->facts.layers);
+        assert_int_equal(head.layers, source.layers);
         for (int i = 0; i < head.micro_batches * head.layers; i++) {
             assert_ok(source.next_call(source.self, &call, &err), &err);
             assert_int_equal(call.micro_batch, i / head.layers);
@@ -188,6 +190,7 @@ static void test_conservation(void **state) {
         place p = open_place((uint64_t)i, shapes[i], MZ_STEP_ITERATION);
         for (int ranks = 0; ranks <= 9; ranks++)
             conserve(&p, (mz_stream_options){.ranks = ranks,
+                                             .layers = ranks % 5 == 4 ? 1 : 0,
                                              .seed = (uint64_t)ranks,
                                              .sequence_length = ranks % 3 == 2 ? 5 : 0,
                                              .want_pairs = ranks % 2 == 0,

@@ -38,6 +38,11 @@ extern const mz_family mz_family_deepseek_v2, mz_family_deepseek_v3, mz_family_g
 
 /* Limits that keep every product of sizes within 63 bits. */
 enum { MZ_MODEL_SIZE_MAX = 1 << 22, MZ_MODEL_LAYERS_MAX = 4096, MZ_MODEL_EXPERTS_MAX = 1 << 16 };
+/* No machine of ours holds more; keeps every sum of bytes within 63 bits. */
+#define MZ_MODEL_PARAMETERS_MAX 1e17
+
+/* Fills model->resolved once everything else is known. */
+mz_code mz_model_resolve(mz_model *model, mz_err *err);
 
 /* Readers of one key into a field, with the limits above. */
 mz_code mz_read_size(mz_json *config, const char *key, int64_t *value, mz_err *err);
