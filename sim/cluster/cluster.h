@@ -7,6 +7,7 @@
 
 #include "common/base/arena.h"
 #include "common/base/err.h"
+#include "sim/cluster/measured.h"
 #include "sim/engine/network.h"
 
 #include <jansson.h>
@@ -31,6 +32,7 @@ typedef struct mz_device {
     double workspace_bytes;    /* GEMM library workspace, per stream that runs products */
     double noise_persistent, noise_jitter; /* relative standard deviations; used when noise is on */
     double speed;                          /* factor on every kernel's rate, 1 nominal */
+    const mz_measured *measured; /* by `mizan calibrate`; NULL: formulas alone. The cluster's */
 } mz_device;
 
 /* Time model of a planner on the host or device: seconds = fixed + per_cell * ranks * experts. One

@@ -191,6 +191,29 @@ static mz_code read_planners(mz_json *root, const char *path, mz_cluster *cluste
     return MZ_OK;
 }
 
+/* Of the measurements the result file says where they come from; the numbers stay in the profile.
+ */
+static mz_code read_measured(mz_json *root, const char *path, mz_cluster *cluster, mz_err *err) {
+    json_t *object;
+    char where[200];
+    mz_measured *m = NULL;
+    if (!mz_json_has(root, "measured"))
+        return MZ_OK;
+    snprintf(where, sizeof where, "%s: measured", path);
+    mz_code code = mz_json_get(root, "measured", JSON_OBJECT, &object, err);
+    if (code == MZ_OK)
+        code = mz_measured_read(object, where, &cluster->arena, &m, err);
+    if (code != MZ_OK)
+        return code;
+    cluster->device.measured = m;
+    json_t *out = json_pack("{s:o,s:s,s:s,s:i,s:i}", "machine", mz_json_text(m->machine), "backend",
+                            m->backend, "transport", m->transport, "processes", m->processes,
+                            "workers", m->workers);
+    if (json_object_set_new(cluster->resolved, "measured", out))
+        return mz_fail_nomem(err, "a profile's values");
+    return MZ_OK;
+}
+
 static mz_code read_texts(mz_json *root, mz_cluster *cluster, mz_err *err) {
     const char *name, *description;
     mz_code code = mz_json_string(root, "name", &name, err);
@@ -239,7 +262,7 @@ mz_code mz_profile_read(const char *path, mz_profile *profile, mz_cluster *clust
     cluster->resolved = json_object();
     code = mz_json_object(root, path, &view, err);
     if (code == MZ_OK) {
-        static const char *const keys[] = {"name", "description", "planner"};
+        static const char *const keys[] = {"name", "description", "planner", "measured"};
         for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++)
             mz_json_has(&view, keys[i]);
         for (int i = 0; i < SECTIONS; i++)
@@ -254,6 +277,8 @@ mz_code mz_profile_read(const char *path, mz_profile *profile, mz_cluster *clust
         code = check_together(path, profile, err);
     if (code == MZ_OK)
         code = read_planners(&view, path, cluster, err);
+    if (code == MZ_OK)
+        code = read_measured(&view, path, cluster, err);
     json_decref(root);
     return code;
 }

@@ -1,42 +1,74 @@
 #include "sim/cost/work.h"
 
-#include "sim/cost/cost.h"
+#include "sim/cost/schedule.h"
 
-#include <stddef.h>
-
-const char *mz_work_name(mz_work work) {
-    static const char *const names[] = {
-        [MZ_WORK_GROUP_PAIRS] = "group_pairs",
-        [MZ_WORK_ARRANGE] = "arrange",
-        [MZ_WORK_INVERT] = "invert",
-        [MZ_WORK_PACK] = "pack",
-        [MZ_WORK_PACK_SCALED] = "pack_scaled",
-        [MZ_WORK_COMBINE] = "combine",
-        [MZ_WORK_ROW_NORMS] = "row_norms",
-        [MZ_WORK_SCORE] = "score",
-        [MZ_WORK_SELECT] = "select",
-        [MZ_WORK_SWIGLU_FORWARD] = "swiglu_forward",
-        [MZ_WORK_SWIGLU_BACKWARD] = "swiglu_backward",
-        [MZ_WORK_CONVERT] = "convert",
-        [MZ_WORK_ADD] = "add",
-        [MZ_WORK_COPY] = "copy",
-        [MZ_WORK_ZERO] = "zero",
-        [MZ_WORK_UPDATE + MZ_RULE_ADAMW] = "update_adamw",
-        [MZ_WORK_UPDATE + MZ_RULE_SKEWADAM] = "update_skewadam",
-        [MZ_WORK_UPDATE + MZ_RULE_ADAFACTOR] = "update_adafactor",
-        [MZ_WORK_UPDATE + MZ_RULE_LION] = "update_lion",
-        [MZ_WORK_UPDATE + MZ_RULE_MUON] = "update_muon",
-        [MZ_WORK_UPDATE + MZ_RULE_GALORE] = "update_galore",
-        [MZ_WORK_UPDATE + MZ_RULE_ADAM8BIT] = "update_adam8bit",
-        [MZ_WORK_UPDATE + MZ_RULE_SGDM] = "update_sgdm",
-    };
-    _Static_assert(sizeof names / sizeof names[0] == MZ_WORKS, "one name per kind");
-    return (unsigned)work < MZ_WORKS ? names[work] : NULL;
-}
+static const double bf16_bytes = 2;
 
 double mz_cost_work(const mz_device *device, mz_work work, int64_t rows, int64_t cols,
                     double bytes) {
     if (rows <= 0 || cols <= 0 || bytes <= 0)
         return 0;
-    return mz_cost_memory(device, bytes);
+    const mz_fit *fit = device->measured ? &device->measured->fit[work] : NULL;
+    if (!fit || fit->samples == 0)
+        return mz_cost_memory(device, bytes);
+    const double size[MZ_FIT_SIZES] = {(double)rows, (double)cols, bytes};
+    return mz_fit_seconds(fit, work, size) / device->speed;
+}
+
+static double tile_seconds(const mz_fit *fit, mz_work work, int64_t m, int64_t n, int64_t k) {
+    const double size[MZ_FIT_SIZES] = {(double)m, (double)n, (double)k};
+    return mz_fit_seconds(fit, work, size);
+}
+
+/* `total` in parts of `most`: so many whole ones, and a rest. */
+static void cut(int64_t total, int32_t most, int64_t *whole, int64_t *part, int64_t *rest) {
+    *part = most > 0 && most < total ? most : total;
+    *whole = total > 0 ? total / *part : 0;
+    *rest = total - *whole * *part;
+}
+
+bool mz_cost_tiles(const mz_device *device, mz_work work, const int64_t *rows, int32_t groups,
+                   int64_t n, int64_t k, double *seconds) {
+    const mz_measured *m = device->measured;
+    if (!m || m->fit[work].samples == 0)
+        return false;
+    const mz_fit *fit = &m->fit[work];
+    const mz_tiling tiling = m->tiling[work];
+    mz_schedule schedule = mz_schedule_start(m->workers);
+    int64_t row_tiles, tile_rows, rest_rows, col_tiles, tile_cols, rest_cols;
+    cut(n, tiling.cols, &col_tiles, &tile_cols, &rest_cols);
+    for (int32_t g = 0; g < groups; g++) {
+        /* A weight's gradient is written whether or not there are rows; other products are not. */
+        if (rows[g] <= 0 && work != MZ_WORK_WGRAD)
+            continue;
+        cut(rows[g], tiling.rows, &row_tiles, &tile_rows, &rest_rows);
+        const int64_t part[2] = {row_tiles > 0 ? row_tiles : rows[g] <= 0, rest_rows > 0};
+        const int64_t depth[2] = {tile_rows, rest_rows};
+        for (int i = 0; i < 2; i++) {
+            if (part[i] == 0)
+                continue;
+            mz_schedule_add(&schedule, part[i] * col_tiles,
+                            tile_seconds(fit, work, depth[i], tile_cols, k));
+            if (rest_cols > 0)
+                mz_schedule_add(&schedule, part[i],
+                                tile_seconds(fit, work, depth[i], rest_cols, k));
+        }
+    }
+    *seconds = (m->call_s + mz_schedule_end(&schedule)) / device->speed;
+    return true;
+}
+
+double mz_cost_expert_up(const mz_device *device, mz_cost_effects effects, const int64_t *rows,
+                         int32_t groups, int64_t intermediate, int64_t hidden) {
+    double seconds;
+    int64_t total = 0;
+    for (int32_t g = 0; g < groups; g++)
+        total += rows[g];
+    if (total == 0)
+        return 0;
+    if (mz_cost_tiles(device, MZ_WORK_UP, rows, groups, 2 * intermediate, hidden, &seconds))
+        return seconds;
+    return mz_cost_grouped_gemm(device, effects, MZ_GEMM_FORWARD, rows, groups, 2 * intermediate,
+                                hidden) +
+           mz_cost_memory(device, bf16_bytes * 3 * (double)total * (double)intermediate);
 }

@@ -1,44 +1,33 @@
-/* Time of one memory-bound kernel by what it does. A profile may know a kind better than by its
- * bytes alone; where it does not, a kernel takes its bytes at the device's rate. The kinds are the
- * operations of kernels/kernels.h that an MoE layer's step runs beside its products. Pure
+/* Time of one kernel by what it does (sim/cluster/work.h). A profile may know a kind better than by
+ * its bytes alone; where it does not, a kernel takes its bytes at the device's rate. Pure
  * functions; seconds per call. */
 #ifndef MIZAN_SIM_COST_WORK_H
 #define MIZAN_SIM_COST_WORK_H
 
 #include "sim/cluster/cluster.h"
+#include "sim/cluster/work.h"
+#include "sim/cost/cost.h"
 #include "sim/model/optimizer.h"
 
-typedef enum mz_work {                          /* what rows and cols are */
-                       MZ_WORK_GROUP_PAIRS,     /* pairs, experts */
-                       MZ_WORK_ARRANGE,         /* pair numbers, 1 */
-                       MZ_WORK_INVERT,          /* pair numbers, 1 */
-                       MZ_WORK_PACK,            /* rows written, values of a row */
-                       MZ_WORK_PACK_SCALED,     /* the same; every row times its pair's weight */
-                       MZ_WORK_COMBINE,         /* rows read, values of a row */
-                       MZ_WORK_ROW_NORMS,       /* rows, values of a row */
-                       MZ_WORK_SCORE,           /* pairs, 1 */
-                       MZ_WORK_SELECT,          /* pairs, experts */
-                       MZ_WORK_SWIGLU_FORWARD,  /* rows, I */
-                       MZ_WORK_SWIGLU_BACKWARD, /* rows, I */
-                       MZ_WORK_CONVERT,         /* 1, values */
-                       MZ_WORK_ADD,             /* 1, values */
-                       MZ_WORK_COPY,            /* 1, bytes */
-                       MZ_WORK_ZERO,            /* 1, bytes */
-                       MZ_WORK_UPDATE, /* matrices, values of one; of MZ_RULE_ADAMW, then one kind
-                                          for every rule: mz_work_update */
-                       MZ_WORKS = MZ_WORK_UPDATE + MZ_RULE_SGDM + 1
-} mz_work;
-
+_Static_assert(MZ_WORK_UPDATE + (int)MZ_RULE_SGDM + 1 == (int)MZ_WORK_FORWARD,
+               "one kind of work per optimizer");
 static inline mz_work mz_work_update(mz_optimizer_rule rule) {
     return (mz_work)(MZ_WORK_UPDATE + (int)rule);
 }
 
-/* "pack", "update_adamw", ...: as profiles and reports call it; NULL beyond MZ_WORKS. */
-const char *mz_work_name(mz_work work);
-
 /* bytes: that the kernel moves through device memory, the caller's count. Nothing to do (rows, cols
- * or bytes 0) takes no time. */
+ * or bytes 0) takes no time. Measured: O(samples). */
 double mz_cost_work(const mz_device *device, mz_work work, int64_t rows, int64_t cols,
                     double bytes);
+
+/* Gate and up of experts with SwiGLU in one pass; rows[g] of expert g, weights [2I][H]. Not
+ * measured: the product, then gate, up and activation through memory. */
+double mz_cost_expert_up(const mz_device *device, mz_cost_effects effects, const int64_t *rows,
+                         int32_t groups, int64_t intermediate, int64_t hidden);
+
+/* A grouped product of a kind that the profile has measured: its tiles taken in turn by the
+ * workers. false where it has not. O(groups * samples). */
+bool mz_cost_tiles(const mz_device *device, mz_work work, const int64_t *rows, int32_t groups,
+                   int64_t n, int64_t k, double *seconds);
 
 #endif

@@ -1,0 +1,250 @@
+#include "sim/cluster/measured.h"
+
+#include "common/io/json.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+static bool is_product(mz_work work) {
+    return work >= MZ_WORK_FORWARD;
+}
+
+int32_t mz_fit_features(mz_work work, const double size[MZ_FIT_SIZES],
+                        double feature[MZ_FIT_TERMS]) {
+    feature[0] = 1;
+    if (is_product(work)) {
+        const double m = size[0], n = size[1], k = size[2];
+        feature[1] = n * k;
+        feature[2] = m * (n + k);
+        feature[3] = m * n * k;
+        return 4;
+    }
+    feature[1] = size[0];
+    feature[2] = size[2];
+    return 3;
+}
+
+static double fitted(const mz_fit *fit, mz_work work, const double *size) {
+    double feature[MZ_FIT_TERMS], sum = 0;
+    const int32_t terms = mz_fit_features(work, size, feature);
+    for (int32_t i = 0; i < terms; i++)
+        sum += fit->term[i] * feature[i];
+    return sum;
+}
+
+void mz_fit_finish(mz_fit *fit, mz_work work) {
+    for (int32_t i = 0; i < fit->samples; i++) {
+        mz_fit_sample *s = &fit->sample[i];
+        const double model = fitted(fit, work, s->size);
+        for (int k = 0; k < MZ_FIT_SIZES; k++)
+            s->place[k] = log1p(s->size[k]);
+        s->ratio = model > 0 ? s->seconds / model : 1;
+    }
+}
+
+static double correction(const mz_fit *fit, const double *size) {
+    double place[MZ_FIT_SIZES], weights = 0, sum = 0;
+    for (int k = 0; k < MZ_FIT_SIZES; k++)
+        place[k] = log1p(size[k]);
+    for (int32_t i = 0; i < fit->samples; i++) {
+        const mz_fit_sample *s = &fit->sample[i];
+        double distance2 = 0;
+        for (int k = 0; k < MZ_FIT_SIZES; k++)
+            distance2 += (place[k] - s->place[k]) * (place[k] - s->place[k]);
+        if (distance2 < 1e-12)
+            return s->ratio;
+        const double weight = 1 / (distance2 * distance2);
+        weights += weight;
+        sum += weight * s->ratio;
+    }
+    return sum / weights;
+}
+
+double mz_fit_seconds(const mz_fit *fit, mz_work work, const double size[MZ_FIT_SIZES]) {
+    return fitted(fit, work, size) * correction(fit, size);
+}
+
+/* ---- JSON
+ * -----------------------------------------------------------------------------------------------
+ */
+
+/* A list of numbers >= 0. *value: [count]; where count is -1 the list says it. */
+static mz_code read_numbers(mz_json *view, const char *key, mz_arena *arena, int64_t *count,
+                            double **value, mz_err *err) {
+    json_t *list = NULL, *item;
+    size_t i;
+    mz_code code = mz_json_get(view, key, JSON_ARRAY, &list, err);
+    if (code != MZ_OK)
+        return code;
+    if (*count >= 0 && (int64_t)json_array_size(list) != *count)
+        return mz_fail(err, MZ_EINPUT, "%s: '%s' has %zu numbers, must have %lld", view->where, key,
+                       json_array_size(list), (long long)*count);
+    *count = (int64_t)json_array_size(list);
+    *value = MZ_NEW(arena, double, *count);
+    if (!*value)
+        return mz_fail_nomem(err, "a profile's measurements");
+    json_array_foreach(list, i, item) {
+        if (!json_is_number(item) || !(json_number_value(item) >= 0) ||
+            isinf(json_number_value(item)))
+            return mz_fail(err, MZ_EINPUT, "%s: '%s' number %zu must be a number from 0 on",
+                           view->where, key, i);
+        (*value)[i] = json_number_value(item);
+    }
+    return MZ_OK;
+}
+
+static const char *const size_keys[2][MZ_FIT_SIZES] = {{"rows", "cols", "bytes"}, {"m", "n", "k"}};
+
+static mz_code read_samples(mz_json *view, mz_work work, mz_arena *arena, mz_fit *fit,
+                            mz_err *err) {
+    const bool product = is_product(work);
+    double feature[MZ_FIT_TERMS], *term, *size[MZ_FIT_SIZES], *seconds;
+    int64_t terms = mz_fit_features(work, (const double[MZ_FIT_SIZES]){0}, feature), count = -1;
+    mz_code code = read_numbers(view, "terms", arena, &terms, &term, err);
+    for (int k = 0; code == MZ_OK && k < MZ_FIT_SIZES; k++)
+        code = read_numbers(view, size_keys[product][k], arena, &count, &size[k], err);
+    if (code == MZ_OK)
+        code = read_numbers(view, "seconds", arena, &count, &seconds, err);
+    if (code != MZ_OK)
+        return code;
+    if (count < 1)
+        return mz_fail(err, MZ_EINPUT, "%s: no samples", view->where);
+    fit->sample = MZ_NEW(arena, mz_fit_sample, count);
+    if (!fit->sample)
+        return mz_fail_nomem(err, "a profile's measurements");
+    memcpy(fit->term, term, sizeof *term * (size_t)terms);
+    fit->samples = (int32_t)count;
+    for (int64_t i = 0; i < count; i++) {
+        for (int k = 0; k < MZ_FIT_SIZES; k++)
+            fit->sample[i].size[k] = size[k][i];
+        fit->sample[i].seconds = seconds[i];
+    }
+    mz_fit_finish(fit, work);
+    return MZ_OK;
+}
+
+static mz_code read_fit(json_t *value, const char *where, mz_work work, mz_arena *arena,
+                        mz_measured *m, mz_err *err) {
+    mz_json view;
+    int64_t rows = 0, cols = 0;
+    mz_code code = mz_json_object(value, where, &view, err);
+    if (code == MZ_OK)
+        code = read_samples(&view, work, arena, &m->fit[work], err);
+    mz_json_has(&view, "residual");
+    if (code == MZ_OK && is_product(work)) {
+        code = mz_json_int(&view, "tile_rows", 0, INT32_MAX, &rows, err);
+        if (code == MZ_OK)
+            code = mz_json_int(&view, "tile_cols", 0, INT32_MAX, &cols, err);
+        m->tiling[work] = (mz_tiling){(int32_t)rows, (int32_t)cols};
+    }
+    return code == MZ_OK ? mz_json_no_more(&view, err) : code;
+}
+
+static mz_code read_kinds(mz_json *view, mz_arena *arena, mz_measured *m, mz_err *err) {
+    json_t *kinds = NULL, *value;
+    const char *name;
+    mz_code code = mz_json_get(view, "kinds", JSON_OBJECT, &kinds, err);
+    if (code != MZ_OK)
+        return code;
+    json_object_foreach(kinds, name, value) {
+        char where[400];
+        int work = 0;
+        while (work < MZ_WORKS && strcmp(mz_work_name((mz_work)work), name) != 0)
+            work++;
+        snprintf(where, sizeof where, "%s.kinds.%s", view->where, name);
+        if (work == MZ_WORKS)
+            return mz_fail(err, MZ_EINPUT, "%s: there is no such kind of work", where);
+        code = read_fit(value, where, (mz_work)work, arena, m, err);
+        if (code != MZ_OK)
+            return code;
+    }
+    return MZ_OK;
+}
+
+static mz_code read_text(mz_json *view, const char *key, char *text, size_t size, mz_err *err) {
+    const char *value;
+    mz_code code = mz_json_string(view, key, &value, err);
+    if (code == MZ_OK)
+        snprintf(text, size, "%s", value);
+    return code;
+}
+
+mz_code mz_measured_read(json_t *object, const char *where, mz_arena *arena, mz_measured **measured,
+                         mz_err *err) {
+    mz_json view;
+    int64_t processes = 0, workers = 0;
+    mz_measured *m = MZ_NEW(arena, mz_measured, 1);
+    if (!m)
+        return mz_fail_nomem(err, "a profile's measurements");
+    mz_code code = mz_json_object(object, where, &view, err);
+    if (code == MZ_OK)
+        code = read_text(&view, "machine", m->machine, sizeof m->machine, err);
+    if (code == MZ_OK)
+        code = read_text(&view, "backend", m->backend, sizeof m->backend, err);
+    if (code == MZ_OK)
+        code = read_text(&view, "transport", m->transport, sizeof m->transport, err);
+    if (code == MZ_OK)
+        code = mz_json_int(&view, "processes", 1, INT32_MAX, &processes, err);
+    if (code == MZ_OK)
+        code = mz_json_int(&view, "workers", 1, INT32_MAX, &workers, err);
+    if (code == MZ_OK)
+        code = mz_json_quantity(&view, "call", MZ_UNIT_SECONDS, &m->call_s, err);
+    if (code == MZ_OK)
+        code = read_kinds(&view, arena, m, err);
+    if (code == MZ_OK)
+        code = mz_json_no_more(&view, err);
+    m->processes = (int32_t)processes;
+    m->workers = (int32_t)workers;
+    *measured = m;
+    return code;
+}
+
+static json_t *numbers_of(const mz_fit *fit, int which) {
+    json_t *list = json_array();
+    for (int32_t i = 0; i < fit->samples; i++) {
+        const mz_fit_sample *s = &fit->sample[i];
+        json_array_append_new(list, json_real(which < MZ_FIT_SIZES ? s->size[which] : s->seconds));
+    }
+    return list;
+}
+
+/* Root of the mean squared relative error of the fitted terms alone. */
+static double residual(const mz_fit *fit) {
+    double sum = 0;
+    for (int32_t i = 0; i < fit->samples; i++)
+        sum += (fit->sample[i].ratio - 1) * (fit->sample[i].ratio - 1);
+    return sqrt(sum / fit->samples);
+}
+
+static json_t *fit_json(const mz_measured *m, mz_work work) {
+    const mz_fit *fit = &m->fit[work];
+    double feature[MZ_FIT_TERMS];
+    const int32_t terms = mz_fit_features(work, (const double[MZ_FIT_SIZES]){0}, feature);
+    json_t *out = json_object(), *list = json_array();
+    for (int32_t i = 0; i < terms; i++)
+        json_array_append_new(list, json_real(fit->term[i]));
+    json_object_set_new(out, "terms", list);
+    for (int k = 0; k < MZ_FIT_SIZES; k++)
+        json_object_set_new(out, size_keys[is_product(work)][k], numbers_of(fit, k));
+    json_object_set_new(out, "seconds", numbers_of(fit, MZ_FIT_SIZES));
+    json_object_set_new(out, "residual", json_real(residual(fit)));
+    if (is_product(work)) {
+        json_object_set_new(out, "tile_rows", json_integer(m->tiling[work].rows));
+        json_object_set_new(out, "tile_cols", json_integer(m->tiling[work].cols));
+    }
+    return out;
+}
+
+json_t *mz_measured_json(const mz_measured *m) {
+    json_t *kinds = json_object();
+    for (int w = 0; w < MZ_WORKS; w++)
+        if (m->fit[w].samples > 0 &&
+            json_object_set_new(kinds, mz_work_name((mz_work)w), fit_json(m, (mz_work)w)) != 0) {
+            json_decref(kinds);
+            return NULL;
+        }
+    return json_pack("{s:o,s:s,s:s,s:i,s:i,s:f,s:o}", "machine", mz_json_text(m->machine),
+                     "backend", m->backend, "transport", m->transport, "processes", m->processes,
+                     "workers", m->workers, "call", m->call_s, "kinds", kinds);
+}

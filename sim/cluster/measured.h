@@ -1,0 +1,63 @@
+/* What `mizan calibrate` measured of a machine: per kind of work a fitted model and the samples
+ * behind it. README.md in profiles/ has the JSON.
+ *
+ * A fit: seconds = sum of term[i] * feature[i], times a correction. The features of a call are
+ * (1, rows, bytes) for kernels that memory binds and (1, n k, m (n + k), m n k) for one tile of m
+ * rows of a product; terms are not negative. The correction is what the samples nearest in the
+ * logarithms of the sizes say of measured over fitted: a mean weighted by the inverse fourth power
+ * of the distance (Shepard, 1968), so it is exact at samples and tends to the nearest one outside.
+ */
+#ifndef MIZAN_SIM_CLUSTER_MEASURED_H
+#define MIZAN_SIM_CLUSTER_MEASURED_H
+
+#include "common/base/arena.h"
+#include "common/base/err.h"
+#include "sim/cluster/work.h"
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+enum { MZ_FIT_TERMS = 4, MZ_FIT_SIZES = 3 };
+
+typedef struct mz_fit_sample {
+    double size[MZ_FIT_SIZES];  /* rows, cols, bytes; or m, n, k */
+    double place[MZ_FIT_SIZES]; /* log(1 + size) */
+    double seconds, ratio;      /* measured; measured over fitted */
+} mz_fit_sample;
+
+typedef struct mz_fit {
+    double term[MZ_FIT_TERMS];
+    int32_t samples; /* 0: not measured */
+    mz_fit_sample *sample;
+} mz_fit;
+
+/* How a product is cut into tiles that the workers take in turn: at most so many rows of a group,
+ * so many columns of its weight's n; 0: all. */
+typedef struct mz_tiling {
+    int32_t rows, cols;
+} mz_tiling;
+
+typedef struct mz_measured {
+    char machine[256], backend[16], transport[16];
+    int32_t processes, workers; /* workers: threads or SMs that take tiles side by side */
+    double call_s;              /* of one product beside its tiles */
+    mz_fit fit[MZ_WORKS];
+    mz_tiling tiling[MZ_WORKS]; /* of products */
+} mz_measured;
+
+/* Features of sizes as above; returns their number. */
+int32_t mz_fit_features(mz_work work, const double size[MZ_FIT_SIZES],
+                        double feature[MZ_FIT_TERMS]);
+/* Places and ratios of the samples from sizes, seconds and terms. */
+void mz_fit_finish(mz_fit *fit, mz_work work);
+/* Seconds of one call (one tile) of a finished fit with samples. O(samples). */
+double mz_fit_seconds(const mz_fit *fit, mz_work work, const double size[MZ_FIT_SIZES]);
+
+/* The object "measured" of a profile. Unknown kinds and fields, negative numbers, lists of unequal
+ * length: MZ_EINPUT with the place. */
+mz_code mz_measured_read(json_t *object, const char *where, mz_arena *arena, mz_measured **measured,
+                         mz_err *err);
+json_t *mz_measured_json(const mz_measured *measured); /* NULL when memory is short */
+
+#endif
