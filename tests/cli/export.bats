@@ -141,6 +141,33 @@ assert (a["pairs/expert"][:] == b["pairs/expert"][:]).all()
 EOF
 }
 
+@test "megatron-jsonl: a rank that is absent from a micro-batch, from a step, and altogether" {
+    "$python" - <<'EOF'
+import h5py, numpy as np
+f = h5py.File("t.h5", "w")
+f.attrs.update(format="mizan-trace", format_version=1)
+f.create_group("model").attrs.update(layers=1, experts=4, top_k=1)
+f.create_group("run").attrs.update(kind="pairs", phase="train", step="iteration", ranks=4)
+rows = [(0, 0, 0), (0, 0, 1), (0, 1, 1), (0, 2, 0), (5, 0, 1), (6, 0, 0), (6, 0, 2)] # step, micro-batch, rank: two tokens each
+for name, data in dict(step=[r[0] for r in rows], micro_batch=[r[1] for r in rows], layer=[0] * 7, rank=[r[2] for r in rows],
+                       token_begin=range(0, 14, 2), tokens=[2] * 7, pairs=[2] * 7).items():
+    f.create_dataset("calls/" + name, data=np.asarray(data, "<i8"), chunks=(64,), maxshape=(None,), fletcher32=True)
+f.create_dataset("pairs/expert", data=np.arange(14, dtype="u1") % 4, chunks=(64,), maxshape=(None,), fletcher32=True)
+EOF
+    "$mizan" trace check t.h5
+    export_as megatron-jsonl out t.h5
+    "$python" - <<'EOF'
+import json
+lines = lambda rank: [(l["step"], sum(l["top_indices"], [])) for l in map(json.loads, open(f"out/router_trace_rank{rank}.jsonl"))]
+assert lines(0) == [(0, [0, 1]), (0, []), (0, [2, 3]), (6, [2, 3])] # [2, 3] of step 0 must be the third micro-batch
+assert lines(1) == [(0, [2, 3]), (0, [0, 1]), (5, [0, 1])]
+assert lines(2) == [(0, []), (6, [0, 1])]
+assert lines(3) == [(0, [])]
+EOF
+    "$mizan" trace import -q out/* --experts 4 --phase train -o back.h5
+    "$mizan" trace info --json --loads-only back.h5 | grep -q '"ranks": 4'
+}
+
 @test "sglang-json: counts of both kinds of trace, per step and summed" {
     for kind in pairs counts; do
         synth t.h5 --kind $kind
@@ -164,20 +191,106 @@ EOF
     done
 }
 
+# again FORMAT FILES OPTION...: imports FILES (a glob) with the options, exports, imports what came out: the two traces are the
+# same byte for byte, so every dataset and attribute is, and both are sound.
+again() {
+    local format=$1 files=$2
+    shift 2
+    rm -rf a.h5 b.h5 out
+    "$mizan" trace import -q $files "$@" -o a.h5
+    "$mizan" trace check -q a.h5
+    export_as $format out a.h5
+    if [ $format = npy ]; then
+        set -- "${@/weights?.npy/out/weights.npy}"
+        set -- "${@/bounds.csv/out/sequences.csv}"
+        files=out/ids.npy
+    elif [ -d out ]; then
+        files=out/*
+    else
+        mv out out.json && files=out.json
+    fi
+    "$mizan" trace import -q $files "$@" -o b.h5
+    cmp a.h5 b.h5
+}
+
+@test "import, export and import again: the same trace" {
+    "$python" - <<'END'
+import json
+import numpy as np
+rng = np.random.default_rng(3)
+def tokens(n, experts, k):
+    return np.argsort(-rng.random((n, experts)), -1)[:, :k]
+for name, experts, k in ("ids8", 8, 2), ("ids1000", 1000, 3):
+    np.save(name, np.stack([tokens(300, experts, k) for l in range(3)], 1).astype("<u2"))
+weight = np.sort(rng.random((300, 3, 2)), -1)[..., ::-1]
+np.save("weights4", (weight / weight.sum(-1, keepdims=True)).astype("<f4"))
+np.save("weights2", weight.astype("<f2"))
+open("bounds.csv", "w").write("first_row,num_tokens,dataset\n0,100,law\n100,50,code\n150,140,law\n")
+for rank in range(3):
+    with open(f"router_trace_rank{rank}.jsonl", "w") as f:
+        for step, batch in [(3, 0), (3, 1), (7, 0), (7, 1), (7, 2)][:5 - rank]: # ranks with fewer micro-batches
+            n = int(rng.integers(1, 40))
+            for layer in range(3):
+                print(json.dumps(dict(step=step, stage="pre_dispatch", block="decoder", layer=layer, rank=rank, num_tokens=n,
+                                      topk=2, top_indices=tokens(n, 8, 2).tolist())), file=f)
+loads = lambda *shape: np.stack([np.bincount(tokens(50, 8, 2).ravel(), minlength=8) for i in range(np.prod(shape))]).reshape(*shape, 8)
+json.dump(dict(logical_count=loads(4, 3).tolist()), open("steps.json", "w"))
+json.dump(dict(logical_count=loads(3).tolist()), open("sum.json", "w"))
+END
+    facts=(--phase train --name m --hidden 64 --intermediate 32 --source s --licence l)
+    again npy ids8.npy --experts 8 --weights weights4.npy --sequences bounds.csv "${facts[@]}"
+    again npy ids8.npy --experts 8 --weights weights2.npy --sequences bounds.csv --half "${facts[@]}"
+    again npy ids8.npy --experts 9 "${facts[@]}" --phase decode
+    again npy ids1000.npy --experts 1000 --sequences bounds.csv "${facts[@]}"
+    again megatron-jsonl "router_trace_rank?.jsonl" --experts 8 "${facts[@]}"
+    again sglang-json steps.json --top-k 2 "${facts[@]}"
+    again sglang-json sum.json --top-k 2 "${facts[@]}"
+    # cmp can tell: another fact, another trace.
+    "$mizan" trace import -q out.json --top-k 2 "${facts[@]}" --name other -o c.h5
+    run cmp b.h5 c.h5
+    [ "$status" -eq 1 ]
+}
+
+@test "import, export and import again: recorded traces" {
+    traces=${MIZAN_TRACES:-$root/../shared/traces}
+    gpt=$traces/gpt-oss-20b smart=$traces/smartmoe-training-history
+    [ -d "$gpt" ] && [ -d "$smart" ] || skip "no $traces (set MIZAN_TRACES)"
+    xz -dc "$gpt/weights.npy.xz" >weights2.npy
+    cp "$gpt/sequences.csv" bounds.csv
+    again npy "$gpt/ids.npy.xz" --experts 32 --weights weights2.npy --sequences bounds.csv --half --deflate 1
+    "$mizan" trace import -q "$smart"/counts_iter_layer_rank_microbatch_expert.u16.npy.xz --top-k 2 --deflate 1 -o smart.h5
+    export_as sglang-json counts.json smart.h5 --steps 40
+    "$mizan" trace import -q counts.json --top-k 2 --phase train -o back.h5
+    export_as sglang-json again.json back.h5
+    cmp counts.json again.json
+    "$python" - "$smart" <<'END'
+import io, json, lzma, sys
+import h5py, numpy as np
+with lzma.open(sys.argv[1] + "/counts_iter_layer_expert.u32.npy.xz") as f:
+    counts = np.load(io.BytesIO(f.read()))[:40]
+assert (np.array(json.load(open("counts.json"))["logical_count"]) == counts).all()
+assert (h5py.File("back.h5")["counts"][:].reshape(counts.shape) == counts).all()
+END
+}
+
 @test "nccl-alltoallv: bytes between ranks of one call" {
     reader
     synth t.h5
     export_as nccl-alltoallv matrix t.h5 --first-step 1 --micro-batch 1 --layer 2
     [[ $stderr == *"NCCL_TESTS_ALLTOALLV_MATRIX_FILE=matrix"* ]]
     export_as nccl-alltoallv two t.h5 --ranks 2 --hidden 100 --element-bytes 1
+    for step in 0 1; do for batch in 0 1; do for layer in 0 1 2; do
+        export_as nccl-alltoallv matrix.$step.$batch.$layer t.h5 --first-step $step --micro-batch $batch --layer $layer
+    done; done; done
+    cmp matrix matrix.1.1.2
     "$python" - <<'EOF'
 import numpy as np
 from calls import calls
 found = calls("t.h5")
-m = np.loadtxt("matrix", dtype=int)
-for rank in range(4):
-    owners = np.bincount(found[1, 1, rank, 2][0].ravel() // 2, minlength=4)
-    assert (m[rank] == owners * 64 * 2).all()
+assert len(found) == 2 * 2 * 4 * 3
+for (step, batch, rank, layer), (ids, _) in found.items():
+    m = np.loadtxt(f"matrix.{step}.{batch}.{layer}", dtype=int)
+    assert m.shape == (4, 4) and (m[rank] == np.bincount(ids.ravel() // 2, minlength=4) * 64 * 2).all()
 two = np.loadtxt("two", dtype=int)
 assert two.shape == (2, 2) and two.sum() == 4 * 32 * 2 * 100
 owners = np.bincount(np.concatenate([found[0, 0, r, 0][0].ravel() for r in range(4)]) // 4, minlength=2)
@@ -186,20 +299,26 @@ EOF
 }
 
 @test "smpi-ti: dispatch and combine, and SimGrid replays it" {
+    reader
     synth t.h5
     export_as smpi-ti ti t.h5
     [ "$(cat ti/replay)" = "$PWD/ti/actions" ]
-    export_as nccl-alltoallv matrix t.h5 --layer 1
     "$python" - <<'EOF'
+import itertools
 import numpy as np
+from calls import calls
+found = calls("t.h5")
 lines = [line.split() for line in open("ti/actions")]
 assert [l[1] for l in lines] == ["init"] * 4 + ["alltoallv"] * (2 * 2 * 3 * 2 * 4) + ["finalize"] * 4
 assert [int(l[0]) for l in lines] == [0, 1, 2, 3] * (len(lines) // 4)
-m = np.loadtxt("matrix", dtype=int)
-for dispatch, rows in (True, lines[12:16]), (False, lines[16:20]): # the second layer's call
-    for rank, l in enumerate(rows):
-        sent, received = (m[rank], m[:, rank]) if dispatch else (m[:, rank], m[rank])
-        assert list(map(int, l[2:])) == [sent.sum(), *sent, received.sum(), *received]
+at = 4
+for step, batch, layer in itertools.product(range(2), range(2), range(3)):
+    m = np.stack([np.bincount(found[step, batch, r, layer][0].ravel() // 2, minlength=4) for r in range(4)]) * 128
+    for matrix in m, m.T: # dispatch, combine
+        for rank in range(4):
+            sent, received = matrix[rank], matrix[:, rank]
+            assert list(map(int, lines[at][2:])) == [sent.sum(), *sent, received.sum(), *received]
+            at += 1
 EOF
     command -v smpirun >/dev/null || skip "no smpirun (package libsimgrid-dev): the trace was not replayed"
     cat >platform.xml <<'EOF'

@@ -1,6 +1,7 @@
 /* Megatron-LM's router trace in a folder: router_trace_rank{R}.jsonl, one line per (step,
  * micro-batch, layer) with the chosen experts of every token. Micro-batches are told apart by their
- * order alone, so a rank that is absent from one gets lines without tokens. Layers count the MoE
+ * order alone, so a rank that is absent from one, but not from a later one of the step, gets lines
+ * without tokens, as does one that is absent from the first of all. Layers count the MoE
  * layers from 0. Several files are written at once, at most FILES_AT_ONCE: more ranks take more
  * passes over the trace. */
 #include "traces/exporters/common.h"
@@ -23,7 +24,8 @@ typedef struct megatron_export {
     uint16_t *expert;
     char *text; /* of one token */
     FILE *file[FILES_AT_ONCE];
-    int32_t first_rank, ranks; /* of this pass */
+    int64_t last[FILES_AT_ONCE]; /* the last batch of the step at hand that has lines of the rank */
+    int32_t first_rank, ranks;   /* of this pass */
     mz_export_report *report;
 } megatron_export;
 
@@ -73,8 +75,25 @@ static mz_code write_line(megatron_export *x, FILE *file, const mz_batch *batch,
     return MZ_OK;
 }
 
+/* Where the ranks of this pass are seen last in the step that begins with batch `first`. The first
+ * batch of all has lines of every rank, so that no file lacks the layers of the others. */
+static void look_ahead(megatron_export *x, int64_t first) {
+    const mz_trace_call *call;
+    int64_t step = x->batch[first].step;
+    mz_trace_calls(x->trace, &call);
+    for (int32_t r = 0; r < x->ranks; r++)
+        x->last[r] = first == 0 ? 0 : -1;
+    for (int64_t b = first; b < x->batches && x->batch[b].step == step; b++)
+        for (int32_t i = 0; i < x->batch[b].ranks; i++) {
+            int32_t r = call[x->batch[b].first + i].rank - x->first_rank;
+            if (r >= 0 && r < x->ranks)
+                x->last[r] = b;
+        }
+}
+
 /* The lines of one micro-batch of the ranks of this pass. */
-static mz_code write_batch(megatron_export *x, const mz_batch *batch, mz_err *err) {
+static mz_code write_batch(megatron_export *x, int64_t b, mz_err *err) {
+    const mz_batch *batch = &x->batch[b];
     const mz_trace_call *call;
     mz_trace_calls(x->trace, &call);
     for (int32_t l = 0; l < x->facts->layers; l++) {
@@ -83,6 +102,8 @@ static mz_code write_batch(megatron_export *x, const mz_batch *batch, mz_err *er
             while (at < end && call[at].rank < r)
                 at++;
             bool there = at < end && call[at].rank == r;
+            if (x->last[r - x->first_rank] < b)
+                continue;
             mz_code code = write_line(x, x->file[r - x->first_rank], batch, l, r, there ? at : -1,
                                       there ? call[at].tokens : 0, err);
             if (code)
@@ -102,7 +123,9 @@ static mz_code write_pass(megatron_export *x, mz_progress *progress, int64_t *do
         code = mz_folder_open(&x->folder, name, &x->file[r], err);
     }
     for (int64_t b = 0; b < x->batches && !code; b++) {
-        code = write_batch(x, &x->batch[b], err);
+        if (b == 0 || x->batch[b].step != x->batch[b - 1].step)
+            look_ahead(x, b);
+        code = write_batch(x, b, err);
         mz_progress_update(progress, ++*done);
     }
     for (int32_t r = 0; r < x->ranks && !code; r++)

@@ -1,6 +1,6 @@
 /* SGLang's expert counts: {"logical_count": [steps][layers][experts]}, summed over source ranks and
- * micro-batches; with --sum the form that is published, [layers][experts] over all steps. Memory:
- * one step of counts. */
+ * micro-batches; with --sum, and where no steps were recorded, the form that is published,
+ * [layers][experts] over all steps. Memory: one step of counts. */
 #include "traces/exporters/common.h"
 #include "traces/exporters/table.h"
 
@@ -64,12 +64,13 @@ static mz_code write_counts(void *self, FILE *out, mz_err *err) {
 
 static mz_code export(mz_app *app, mz_trace *trace, const mz_export_options *options,
                       const char *output, mz_export_report *report, mz_err *err) {
-    const mz_carries carries = {.steps = !options->sum};
+    const mz_trace_facts *facts = mz_trace_facts_of(trace);
     counts_export x = {.app = app,
                        .trace = trace,
-                       .facts = mz_trace_facts_of(trace),
-                       .sum = options->sum,
+                       .facts = facts,
+                       .sum = options->sum || facts->step_meaning == MZ_STEP_NONE,
                        .report = report};
+    const mz_carries carries = {.steps = !x.sum};
     mz_trace_calls(trace, &x.call);
     mz_code code = mz_export_window(trace, options, &x.first, &x.end, err);
     if (code)
@@ -80,7 +81,7 @@ static mz_code export(mz_app *app, mz_trace *trace, const mz_export_options *opt
     mz_export_lost(trace, &carries, report);
     if (x.facts->kind == MZ_TRACE_PAIRS)
         mz_remark(report->lost, sizeof report->lost, "experts of single tokens");
-    if (!options->sum)
+    if (!x.sum)
         mz_remark(report->note, sizeof report->note, "steps are numbered from 0");
     free(x.count);
     return code;
