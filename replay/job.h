@@ -14,6 +14,7 @@ typedef struct mz_replay_job {
     int32_t ranks;                  /* R, one expert-parallel group */
     int32_t layers, experts, top_k; /* MoE layers; top_k 0: varies */
     int64_t hidden, intermediate;   /* H, I as run */
+    int64_t norm_hidden;            /* hidden size that recorded norms belong to; 0: as run */
     mz_dtype type;                  /* rows, weights, gradients: MZ_BF16 (as the simulator counts),
                                        or MZ_F32 for tests */
     bool recompute; /* full: a layer's forward is repeated, dispatch included, before its backward;

@@ -210,6 +210,10 @@ typedef struct mz_policy_traits {
     int32_t score_combine_bytes; /* per pair, rides with combine: ||h||^2 back to the source */
     int32_t score_home_bytes;    /* per pair, to the expert's rank before backward (scope=global) */
     bool router_gradient_kept;   /* expert outputs of all pairs stay until backward */
+    int score_kind;              /* lossy: the score that selects, an mz_score_kind (lrmoe.h), which
+                                    numbers scores as the kernels do */
+    bool drop_by_weight;         /* of a source's pairs of an expert those of least gate weight are
+                                    dropped; else the last ones in order of tokens */
     const char *score_source;    /* "" none, "gate weights", "trace"; text owned by the state, set
                                     by the first route that sees pairs */
     const char *label;           /* "LRMoE (our reading)" or NULL */

@@ -62,6 +62,7 @@ static mz_code capacity_init(const mz_policy_env *env, const void *options, mz_a
                                        .lossy = o->drop != DROP_NONE,
                                        .slots = mz_mains_per_rank(env->ranks, env->experts),
                                        .capacity_padded = true,
+                                       .drop_by_weight = o->drop == DROP_PROBS,
                                        .capacity_factor = o->drop == DROP_NONE ? 0 : o->factor,
                                        .capacity_min = o->minimum,
                                        .score_source = ""};

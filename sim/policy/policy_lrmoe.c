@@ -179,6 +179,7 @@ static mz_policy_traits traits_of(const lrmoe_state *state, const mz_policy_env 
                           .score_combine_bytes = quotas && returns_norm ? 4 : 0,
                           .score_home_bytes = quotas && o->scope == 1 ? 4 : 0,
                           .router_gradient_kept = quotas && o->router_gradient == 1,
+                          .score_kind = o->score,
                           .score_source = mz_select_source(state->select),
                           .label = "LRMoE (our reading)"};
     if (o->placement == PLACE_STATIC)
