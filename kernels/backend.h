@@ -18,6 +18,7 @@ typedef struct mz_backend_ops {
     const char *name;
     mz_kstatus (*open)(mz_kernels *k, const mz_kernels_options *options);
     void (*close)(mz_kernels *k);
+    void *(*native_stream)(const mz_kernels *k, mz_kstream stream); /* NULL: streams are numbers */
     mz_kstatus (*alloc)(mz_kernels *k, size_t bytes, void **memory);
     void (*free)(mz_kernels *k, void *memory);
     mz_kstatus (*copy)(mz_kernels *k, mz_kstream stream, mz_copy kind, void *to, const void *from,

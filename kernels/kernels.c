@@ -79,6 +79,12 @@ mz_backend mz_kernels_backend(const mz_kernels *k) {
     return k->backend;
 }
 
+void *mz_kernels_native_stream(const mz_kernels *k, mz_kstream stream) {
+    return k->ops->native_stream && stream >= 0 && stream < k->streams
+               ? k->ops->native_stream(k, stream)
+               : NULL;
+}
+
 /* ---- checks -------------------------------------------------------------------------------------
  * Each returns from the calling function with MZ_K_EINVAL and what is wrong. */
 

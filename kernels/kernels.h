@@ -72,6 +72,8 @@ const char *mz_kernels_error(const mz_kernels *context); /* of the last call tha
 /* "host, 2 threads, avx512" or "NVIDIA H200, sm_90, driver ..."; owned by the context. */
 const char *mz_kernels_describe(const mz_kernels *context);
 mz_backend mz_kernels_backend(const mz_kernels *context);
+/* The stream as the device's own libraries take it (cudaStream_t), NULL on the host. */
+void *mz_kernels_native_stream(const mz_kernels *context, mz_kstream stream);
 
 mz_kstatus mz_kernels_alloc(mz_kernels *context, size_t bytes,
                             void **memory); /* 256-byte aligned */

@@ -338,6 +338,7 @@ static const mz_backend_ops cuda_ops = {
     .free = cuda_free,
     .copy = cuda_copy,
     .zero = cuda_zero,
+    .native_stream = stream_of,
     .sync = cuda_sync,
     .wait = cuda_wait,
     .mark = cuda_mark,
