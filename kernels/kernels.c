@@ -85,6 +85,10 @@ void *mz_kernels_native_stream(const mz_kernels *k, mz_kstream stream) {
                : NULL;
 }
 
+mz_product_tiles mz_kernels_tiles(const mz_kernels *k, mz_product op) {
+    return k->ops->tiles(k, op);
+}
+
 /* ---- checks -------------------------------------------------------------------------------------
  * Each returns from the calling function with MZ_K_EINVAL and what is wrong. */
 

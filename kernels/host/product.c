@@ -179,6 +179,13 @@ static int64_t tile_rows(const mz_groups *g, int64_t most) {
     return g->rows_max < 1 ? 1 : smaller(g->rows_max, most);
 }
 
+mz_product_tiles mz_host_tiles(const mz_kernels *k, mz_product op) {
+    const int32_t threads = mz_pool_threads(mz_host_of(k)->pool);
+    if (op == MZ_PRODUCT_WGRAD)
+        return (mz_product_tiles){0, TILE_COLS, 0, threads};
+    return (mz_product_tiles){TILE_ROWS, 0, 0, threads};
+}
+
 static int64_t scratch_floats(const mz_product_args *a) {
     const int64_t rows = tile_rows(&a->groups, TILE_ROWS), cols = smaller(TILE_COLS, a->n);
     if (a->op == MZ_PRODUCT_WGRAD)
