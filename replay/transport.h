@@ -18,6 +18,8 @@
 #include "common/base/err.h"
 #include "kernels/kernels.h"
 
+#include <signal.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -25,7 +27,10 @@ typedef struct mz_transport_options {
     const char *name;    /* of the table */
     int32_t ranks;       /* R */
     double timeout_s;    /* 30 */
-    const char *lib_dir; /* where libraries are looked for beyond the loader's folders, or NULL */
+    const char *lib_dir; /* folders, separated by ':', where libraries are looked for before the
+                            loader's own, or NULL */
+    const volatile sig_atomic_t *stop; /* or NULL: once it is set, waiting ends with MZ_EABORTED
+                                          (a launcher that ends a job asks first) */
 } mz_transport_options;
 
 /* One message. The k-th lane from one rank to another on the sender is the k-th on the receiver:
@@ -50,11 +55,18 @@ struct mz_transport {
     const mz_transport_kind *kind;
     const char *name;
     int32_t ranks, processes, process;
-    int32_t first, end; /* this process's ranks: first .. end-1 */
+    int32_t first, end;         /* this process's ranks: first .. end-1 */
+    int32_t device, neighbours; /* of the processes of this machine: which one, of how many */
     double timeout_s;
+    const volatile sig_atomic_t *stop;
     mz_transport_bytes moved;
     mz_kernels *kernels; /* set by mz_transport_attach */
-    void *self;
+    void *stream;        /* its native stream 0, NULL on the host */
+    const char *doing;   /* set by the caller for messages: "dispatch", with its layer (-1: none) */
+    int32_t layer;
+    bool corrupt;         /* test aid: the next exchange changes a byte of what it received */
+    void *scratch;        /* of transport.c */
+    void *library, *self; /* of the kind */
 };
 
 /* Before any kernels context: a process learns which ranks (and which device) are its own. */
