@@ -1,0 +1,245 @@
+#include "replay/heap.h"
+
+#include "common/base/arena.h"
+#include "common/base/units.h"
+#include "sim/memory/memory.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { GRANULE = 256 }; /* the context's alignment; blocks are whole granules */
+
+typedef struct block {
+    void *memory; /* NULL: the place is free for a new block */
+    int64_t bytes;
+} block;
+
+struct mz_heap {
+    mz_kernels *kernels;
+    int32_t first, ranks;
+    mz_heap_rank *rank; /* [ranks] */
+    block *block;       /* [blocks] */
+    size_t block_cap;
+    int64_t blocks;
+    int64_t *idle; /* [idles] given back, by size, of equal size by number */
+    size_t idle_cap;
+    int64_t idles;
+    int64_t *empty; /* [empties] places of `block` without memory */
+    size_t empty_cap;
+    int64_t empties;
+    int64_t takes, fail_at, reserved;
+};
+
+mz_code mz_heap_create(mz_kernels *kernels, int32_t first, int32_t ranks, mz_heap **heap,
+                       mz_err *err) {
+    *heap = NULL;
+    if (ranks < 1)
+        return mz_fail(err, MZ_EINTERNAL, "a heap for %d ranks", ranks);
+    mz_heap *h = mz_calloc(1, sizeof *h);
+    mz_heap_rank *rank = mz_calloc((size_t)ranks, sizeof *rank);
+    if (!h || !rank) {
+        free(h);
+        free(rank);
+        return mz_fail_nomem(err, "a heap");
+    }
+    *h = (mz_heap){.kernels = kernels, .first = first, .ranks = ranks, .rank = rank};
+    *heap = h;
+    mz_heap_start_step(h);
+    return MZ_OK;
+}
+
+void mz_heap_free(mz_heap **heap) {
+    mz_heap *h = *heap;
+    if (!h)
+        return;
+    for (int64_t i = 0; i < h->blocks; i++)
+        if (h->block[i].memory)
+            mz_kernels_free(h->kernels, h->block[i].memory);
+    free(h->block);
+    free(h->idle);
+    free(h->empty);
+    free(h->rank);
+    free(h);
+    *heap = NULL;
+}
+
+void mz_heap_fail_at(mz_heap *h, int64_t n) {
+    h->fail_at = n > 0 ? h->takes + n : 0;
+}
+
+int64_t mz_heap_takes(const mz_heap *h) {
+    return h->takes;
+}
+
+int64_t mz_heap_reserved(const mz_heap *h) {
+    return h->reserved;
+}
+
+const mz_heap_rank *mz_heap_of(const mz_heap *h, int32_t rank) {
+    return &h->rank[rank - h->first];
+}
+
+void mz_heap_start_step(mz_heap *h) {
+    for (int32_t r = 0; r < h->ranks; r++) {
+        mz_heap_rank *rank = &h->rank[r];
+        memcpy(rank->most, rank->now, sizeof rank->now);
+        memcpy(rank->at_peak, rank->now, sizeof rank->now);
+        rank->peak = rank->total;
+        rank->peak_label = "";
+        rank->peak_layer = -1;
+    }
+}
+
+/* ---- blocks
+ * --------------------------------------------------------------------------------------*/
+
+/* The first of the idle blocks that has at least `bytes`; of those that have as many, from number
+ * `from` on. */
+static int64_t idle_place(const mz_heap *h, int64_t bytes, int64_t from) {
+    int64_t low = 0, high = h->idles;
+    while (low < high) {
+        const int64_t middle = low + (high - low) / 2, i = h->idle[middle];
+        const bool before = h->block[i].bytes < bytes || (h->block[i].bytes == bytes && i < from);
+        low = before ? middle + 1 : low;
+        high = before ? high : middle;
+    }
+    return low;
+}
+
+static int64_t reuse(mz_heap *h, int64_t bytes) {
+    const int64_t place = idle_place(h, bytes, 0);
+    if (place == h->idles || h->block[h->idle[place]].bytes / 2 > bytes)
+        return -1;
+    const int64_t i = h->idle[place];
+    h->idles--;
+    memmove(h->idle + place, h->idle + place + 1, sizeof *h->idle * (size_t)(h->idles - place));
+    return i;
+}
+
+static void release_idle(mz_heap *h) {
+    for (int64_t k = 0; k < h->idles; k++) {
+        block *b = &h->block[h->idle[k]];
+        mz_kernels_free(h->kernels, b->memory);
+        h->reserved -= b->bytes;
+        *b = (block){0};
+        h->empty[h->empties++] = h->idle[k];
+    }
+    h->idles = 0;
+}
+
+/* Room in the lists for one block more, so that giving back and releasing cannot fail. */
+static bool make_room(mz_heap *h) {
+    const size_t need = (size_t)h->blocks + 1;
+    return mz_grow((void **)&h->block, &h->block_cap, need, sizeof *h->block) &&
+           mz_grow((void **)&h->idle, &h->idle_cap, need, sizeof *h->idle) &&
+           mz_grow((void **)&h->empty, &h->empty_cap, need, sizeof *h->empty);
+}
+
+/* A new block; what lies idle is given to the context before memory is called short. -1: short. */
+static int64_t obtain(mz_heap *h, int64_t bytes) {
+    if (!make_room(h))
+        return -1;
+    void *memory = NULL;
+    mz_kstatus status = mz_kernels_alloc(h->kernels, (size_t)bytes, &memory);
+    if (status == MZ_K_ENOMEM && h->idles > 0) {
+        release_idle(h);
+        status = mz_kernels_alloc(h->kernels, (size_t)bytes, &memory);
+    }
+    if (status != MZ_K_OK)
+        return -1;
+    const int64_t i = h->empties > 0 ? h->empty[--h->empties] : h->blocks++;
+    h->block[i] = (block){memory, bytes};
+    h->reserved += bytes;
+    return i;
+}
+
+/* ---- taking and giving
+ * ---------------------------------------------------------------------------*/
+
+static const char *remedy(mz_memcat category) {
+    switch (category) {
+    case MZ_MEM_WEIGHTS:
+    case MZ_MEM_GRADIENTS:
+        return "fewer layers, --hidden or --inter";
+    case MZ_MEM_OPTIMIZER_STATE:
+    case MZ_MEM_TEMPORARIES:
+        return "a leaner --optimizer, --hidden or --inter";
+    case MZ_MEM_REPLICAS:
+        return "the policy's slots";
+    case MZ_MEM_ACTIVATIONS:
+    case MZ_MEM_TOKEN_BUFFERS:
+        return "the tokens of a rank, --hidden or --inter, or pass --recompute full";
+    default:
+        return "--hidden or --inter";
+    }
+}
+
+static mz_code fail_short(const mz_heap *h, const mz_buffer *wanted, const char *label,
+                          int32_t layer, mz_err *err) {
+    char name[128], bytes[32], held[32];
+    mz_memory_label(label, layer, name, sizeof name);
+    return mz_fail(err, MZ_ENOMEM,
+                   "no memory for %s (%s, layer %d) of rank %d: %s (%lld bytes) beside the %s that "
+                   "the rank holds; shrink %s",
+                   name, mz_memcat_name(wanted->category), layer, wanted->rank,
+                   mz_format_bytes((double)wanted->bytes, bytes, sizeof bytes),
+                   (long long)wanted->bytes,
+                   mz_format_bytes((double)mz_heap_of(h, wanted->rank)->total, held, sizeof held),
+                   remedy(wanted->category));
+}
+
+static void count(mz_heap_rank *rank, const mz_buffer *taken, const char *label, int32_t layer) {
+    const mz_memcat c = taken->category;
+    rank->now[c] += taken->bytes;
+    rank->total += taken->bytes;
+    if (rank->now[c] > rank->most[c])
+        rank->most[c] = rank->now[c];
+    if (rank->total <= rank->peak)
+        return;
+    rank->peak = rank->total;
+    memcpy(rank->at_peak, rank->now, sizeof rank->now);
+    rank->peak_label = label;
+    rank->peak_layer = layer;
+}
+
+mz_code mz_heap_take(mz_heap *h, int32_t rank, mz_memcat category, int64_t bytes, const char *label,
+                     int32_t layer, mz_buffer *buffer, mz_err *err) {
+    const bool there = rank >= h->first && rank < h->first + h->ranks;
+    if (!there || bytes < 0 || bytes > INT64_MAX / 4 || buffer->bytes > 0) {
+        char name[128];
+        return mz_fail(err, MZ_EINTERNAL, "%s: %lld bytes for rank %d%s%s",
+                       mz_memory_label(label, layer, name, sizeof name), (long long)bytes, rank,
+                       there ? "" : ", which is not of this process",
+                       buffer->bytes > 0 ? ", into a buffer that holds some" : "");
+    }
+    *buffer = (mz_buffer){.bytes = bytes, .block = -1, .rank = rank, .category = category};
+    if (bytes == 0)
+        return MZ_OK;
+    h->takes++;
+    const bool fails = h->fail_at == h->takes;
+    const int64_t whole = (bytes + GRANULE - 1) / GRANULE * GRANULE;
+    buffer->block = fails ? -1 : reuse(h, whole);
+    if (!fails && buffer->block < 0)
+        buffer->block = obtain(h, whole);
+    if (buffer->block < 0) {
+        const mz_buffer wanted = *buffer;
+        *buffer = (mz_buffer){0};
+        return fail_short(h, &wanted, label, layer, err);
+    }
+    buffer->memory = h->block[buffer->block].memory;
+    count(&h->rank[rank - h->first], buffer, label, layer);
+    return MZ_OK;
+}
+
+void mz_heap_give(mz_heap *h, mz_buffer *buffer) {
+    if (buffer->bytes > 0) {
+        mz_heap_rank *rank = &h->rank[buffer->rank - h->first];
+        const int64_t place = idle_place(h, h->block[buffer->block].bytes, buffer->block);
+        memmove(h->idle + place + 1, h->idle + place, sizeof *h->idle * (size_t)(h->idles - place));
+        h->idle[place] = buffer->block;
+        h->idles++;
+        rank->now[buffer->category] -= buffer->bytes;
+        rank->total -= buffer->bytes;
+    }
+    *buffer = (mz_buffer){0};
+}
