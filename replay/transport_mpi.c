@@ -11,7 +11,7 @@
 
 enum {
     SHORT_LANE = 16 << 10, /* up to here a copy costs less than a message */
-    PIECE = 64 << 20,      /* of a long lane: below 2 GiB, and progress shows */
+    PIECE = 8 << 20,       /* of a long lane: far below 2 GiB, and progress shows */
     TAGS = 30000           /* every MPI has 32767 */
 };
 
