@@ -3,6 +3,7 @@
 #include "analysis/cmd.h"
 #include "common/base/app.h"
 #include "common/base/opt.h"
+#include "replay/cmd.h"
 #include "traces/cmd.h"
 
 #include <errno.h>
@@ -20,6 +21,7 @@ static const mz_command commands[] = {
     {"model", "show a model's parameters, tensors and optimizer state", mz_cmd_model},
     {"memory", "say what a rank holds in a step, and the largest micro-batch that fits",
      mz_cmd_memory},
+    {"calibrate", "measure this machine: a hardware profile for sim and check", mz_cmd_calibrate},
 };
 
 enum { COMMANDS = sizeof commands / sizeof commands[0] };

@@ -127,16 +127,16 @@ static mz_code read_samples(mz_json *view, mz_work work, mz_arena *arena, mz_fit
 static mz_code read_fit(json_t *value, const char *where, mz_work work, mz_arena *arena,
                         mz_measured *m, mz_err *err) {
     mz_json view;
-    int64_t rows = 0, cols = 0;
+    int64_t tile[3] = {0};
     mz_code code = mz_json_object(value, where, &view, err);
     if (code == MZ_OK)
         code = read_samples(&view, work, arena, &m->fit[work], err);
     mz_json_has(&view, "residual");
     if (code == MZ_OK && is_product(work)) {
-        code = mz_json_int(&view, "tile_rows", 0, INT32_MAX, &rows, err);
-        if (code == MZ_OK)
-            code = mz_json_int(&view, "tile_cols", 0, INT32_MAX, &cols, err);
-        m->tiling[work] = (mz_tiling){(int32_t)rows, (int32_t)cols};
+        static const char *const keys[3] = {"tile_rows", "tile_n", "tile_k"};
+        for (int i = 0; code == MZ_OK && i < 3; i++)
+            code = mz_json_int(&view, keys[i], 0, INT32_MAX, &tile[i], err);
+        m->tiling[work] = (mz_tiling){(int32_t)tile[0], (int32_t)tile[1], (int32_t)tile[2]};
     }
     return code == MZ_OK ? mz_json_no_more(&view, err) : code;
 }
@@ -231,7 +231,8 @@ static json_t *fit_json(const mz_measured *m, mz_work work) {
     json_object_set_new(out, "residual", json_real(residual(fit)));
     if (is_product(work)) {
         json_object_set_new(out, "tile_rows", json_integer(m->tiling[work].rows));
-        json_object_set_new(out, "tile_cols", json_integer(m->tiling[work].cols));
+        json_object_set_new(out, "tile_n", json_integer(m->tiling[work].n));
+        json_object_set_new(out, "tile_k", json_integer(m->tiling[work].k));
     }
     return out;
 }

@@ -33,9 +33,9 @@ typedef struct mz_fit {
 } mz_fit;
 
 /* How a product is cut into tiles that the workers take in turn: at most so many rows of a group,
- * so many columns of its weight's n; 0: all. */
+ * so much of its weight's sides n and k; 0: all. */
 typedef struct mz_tiling {
-    int32_t rows, cols;
+    int32_t rows, n, k;
 } mz_tiling;
 
 typedef struct mz_measured {

@@ -51,16 +51,34 @@ double mz_cost_work(const mz_device *device, mz_work work, int64_t rows, int64_t
     return mz_fit_seconds(fit, work, size) / device->speed;
 }
 
-static double tile_seconds(const mz_fit *fit, mz_work work, int64_t m, int64_t n, int64_t k) {
-    const double size[MZ_FIT_SIZES] = {(double)m, (double)n, (double)k};
-    return mz_fit_seconds(fit, work, size);
+/* A side cut into `count` parts of `part` and, where it does not come out even, a rest. */
+typedef struct cut_side {
+    int64_t count[2], part[2];
+} cut_side;
+
+static cut_side cut(int64_t side, int32_t most) {
+    const int64_t part = most > 0 && most < side ? most : side;
+    const int64_t whole = part > 0 ? side / part : 1;
+    const int64_t rest = side - whole * part;
+    return (cut_side){{whole, rest > 0}, {part, rest}};
 }
 
-/* `total` in parts of `most`: so many whole ones, and a rest. */
-static void cut(int64_t total, int32_t most, int64_t *whole, int64_t *part, int64_t *rest) {
-    *part = most > 0 && most < total ? most : total;
-    *whole = total > 0 ? total / *part : 0;
-    *rest = total - *whole * *part;
+/* The tiles of one group behind those that are there. */
+static void add_group(mz_schedule *schedule, const mz_measured *m, mz_work work, int64_t rows,
+                      int64_t n, int64_t k) {
+    const mz_tiling *t = &m->tiling[work];
+    const cut_side side[3] = {cut(rows, t->rows), cut(n, t->n), cut(k, t->k)};
+    for (int which = 0; which < 8; which++) {
+        double size[MZ_FIT_SIZES];
+        int64_t tiles = 1;
+        for (int i = 0; i < 3; i++) {
+            const int rest = which >> i & 1;
+            tiles *= side[i].count[rest];
+            size[i] = (double)side[i].part[rest];
+        }
+        if (tiles > 0)
+            mz_schedule_add(schedule, tiles, mz_fit_seconds(&m->fit[work], work, size));
+    }
 }
 
 bool mz_cost_tiles(const mz_device *device, mz_work work, const int64_t *rows, int32_t groups,
@@ -68,28 +86,11 @@ bool mz_cost_tiles(const mz_device *device, mz_work work, const int64_t *rows, i
     const mz_measured *m = device->measured;
     if (!m || m->fit[work].samples == 0)
         return false;
-    const mz_fit *fit = &m->fit[work];
-    const mz_tiling tiling = m->tiling[work];
     mz_schedule schedule = mz_schedule_start(m->workers);
-    int64_t row_tiles, tile_rows, rest_rows, col_tiles, tile_cols, rest_cols;
-    cut(n, tiling.cols, &col_tiles, &tile_cols, &rest_cols);
-    for (int32_t g = 0; g < groups; g++) {
-        /* A weight's gradient is written whether or not there are rows; other products are not. */
-        if (rows[g] <= 0 && work != MZ_WORK_WGRAD)
-            continue;
-        cut(rows[g], tiling.rows, &row_tiles, &tile_rows, &rest_rows);
-        const int64_t part[2] = {row_tiles > 0 ? row_tiles : rows[g] <= 0, rest_rows > 0};
-        const int64_t depth[2] = {tile_rows, rest_rows};
-        for (int i = 0; i < 2; i++) {
-            if (part[i] == 0)
-                continue;
-            mz_schedule_add(&schedule, part[i] * col_tiles,
-                            tile_seconds(fit, work, depth[i], tile_cols, k));
-            if (rest_cols > 0)
-                mz_schedule_add(&schedule, part[i],
-                                tile_seconds(fit, work, depth[i], rest_cols, k));
-        }
-    }
+    /* A weight's gradient is written whether or not there are rows; other products are not. */
+    for (int32_t g = 0; g < groups; g++)
+        if (rows[g] > 0 || work == MZ_WORK_WGRAD)
+            add_group(&schedule, m, work, rows[g], n, k);
     *seconds = (m->call_s + mz_schedule_end(&schedule)) / device->speed;
     return true;
 }

@@ -1,0 +1,42 @@
+/* Measuring a machine: the time of every kind of work of sim/cluster/work.h over sizes, as the
+ * replay calls it, and a model fitted to the samples (GSL). All processes of the transport measure
+ * at once, in step, so that what they share (memory bandwidth, clocks) is in the numbers; a sample
+ * is the mean over processes of each one's median over repetitions. Operands are taken from a pool
+ * larger than the caches, a different part for every repetition.
+ *
+ * Shapes are chosen over a grid of powers of two and odd sizes between them, not for one model;
+ * `hidden` and `intermediate` may add a model's own. */
+#ifndef MIZAN_REPLAY_CALIBRATE_H
+#define MIZAN_REPLAY_CALIBRATE_H
+
+#include "common/base/app.h"
+#include "common/base/arena.h"
+#include "replay/transport.h"
+#include "sim/cluster/measured.h"
+
+typedef struct mz_calibration_options {
+    int64_t hidden, intermediate; /* further shape; 0: none */
+    int32_t repeats;              /* of every sample; odd, >= 5 */
+    int64_t pool_bytes;           /* of each of two pools, inputs and results */
+} mz_calibration_options;
+
+/* The grid without further shapes, seven repetitions, pools of 256 MiB. */
+mz_calibration_options mz_calibration_defaults(void);
+
+/* One message between two processes: seconds = latency_s + bytes / bytes_per_s while all send at
+ * once. Within one process: of copies. */
+typedef struct mz_wire {
+    double latency_s, bytes_per_s;
+} mz_wire;
+
+/* The transport is attached to `kernels`. Fills `measured` (samples live in arena) but for its
+ * texts. About a minute. MZ_EABORTED once *app->stop is set. */
+mz_code mz_calibrate(mz_kernels *kernels, mz_transport *transport,
+                     const mz_calibration_options *options, mz_app *app, mz_arena *arena,
+                     mz_measured *measured, mz_wire *wire, mz_err *err);
+
+/* fit.c: terms >= 0 that minimise the squared relative errors of the samples (active set over GSL's
+ * weighted least squares), then mz_fit_finish. samples >= 1, seconds > 0. */
+mz_code mz_fit_terms(mz_fit *fit, mz_work work, mz_err *err);
+
+#endif

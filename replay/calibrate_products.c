@@ -1,0 +1,219 @@
+/* Products: several equal groups per worker, so that all of them are busy to the end; what a call
+ * takes beside its tiles is measured on a product too small to matter. */
+#include "replay/calibrate_inside.h"
+
+#include <string.h>
+
+enum { GROUPS_MOST = 64, GROUPS_PER_WORKER = 2 };
+
+typedef struct product_sizes {
+    mz_work work;
+    int64_t m, n, k; /* rows of a group; weights [n][k] */
+    int32_t groups;
+    int64_t *begin; /* context memory [groups+1] */
+    void **weight;  /* context memory [groups] */
+} product_sizes;
+
+enum { VALUE = 2 };
+
+static int64_t weight_bytes(const product_sizes *p) {
+    return p->n * p->k * VALUE;
+}
+
+/* [weights][rows of a]; wgrad: [rows of a][rows of c]. */
+static int64_t in_bytes(const product_sizes *p) {
+    const int64_t rows = p->m * p->groups;
+    if (p->work == MZ_WORK_WGRAD)
+        return rows * (p->n + p->k) * VALUE + 512;
+    return p->groups * weight_bytes(p) + rows * (p->work == MZ_WORK_DGRAD ? p->n : p->k) * VALUE;
+}
+
+static int64_t out_bytes(const product_sizes *p) {
+    const int64_t rows = p->m * p->groups;
+    switch (p->work) {
+    case MZ_WORK_WGRAD:
+        return p->groups * weight_bytes(p);
+    case MZ_WORK_UP: /* gate and up, then h, then norms */
+        return rows * (p->n + p->n / 2) * VALUE + rows * 4 + 512;
+    case MZ_WORK_DGRAD:
+        return rows * p->k * VALUE;
+    default:
+        return rows * p->n * VALUE;
+    }
+}
+
+static char *aligned(char *p) {
+    return p + (256 - (uintptr_t)p % 256) % 256;
+}
+
+static mz_kstatus set_weights(calibration *c, const product_sizes *p, char *first) {
+    void *weight[GROUPS_MOST];
+    for (int32_t g = 0; g < p->groups; g++)
+        weight[g] = first + g * weight_bytes(p);
+    return mz_kernels_copy(c->kernels, 0, MZ_COPY_IN, p->weight, weight,
+                           sizeof weight[0] * (size_t)p->groups);
+}
+
+static mz_product_args product_args(const product_sizes *p, char *in, char *out) {
+    const int64_t rows = p->m * p->groups;
+    mz_product_args a = {.groups = {p->begin, p->groups, rows, NULL},
+                         .n = p->n,
+                         .k = p->k,
+                         .type = MZ_BF16,
+                         .gradient_type = MZ_BF16,
+                         .weight = p->weight};
+    if (p->work == MZ_WORK_WGRAD) {
+        a.op = MZ_PRODUCT_WGRAD;
+        a.accumulate = true;
+        a.a = in;
+        a.c = aligned(in + rows * p->n * VALUE);
+        return a;
+    }
+    a.op = p->work == MZ_WORK_DGRAD ? MZ_PRODUCT_DGRAD : MZ_PRODUCT_FORWARD;
+    a.a = in + p->groups * weight_bytes(p);
+    a.c = out;
+    return a;
+}
+
+static mz_expert_up up_args(const product_sizes *p, char *in, char *out) {
+    const int64_t rows = p->m * p->groups;
+    char *h = aligned(out + rows * p->n * VALUE);
+    return (mz_expert_up){.groups = {p->begin, p->groups, rows, NULL},
+                          .hidden = p->k,
+                          .intermediate = p->n / 2,
+                          .type = MZ_BF16,
+                          .x = in + p->groups * weight_bytes(p),
+                          .weight = p->weight,
+                          .gate_up = out,
+                          .h = h,
+                          .norm2 = (float *)(void *)aligned(h + rows * p->n / 2 * VALUE)};
+}
+
+static mz_kstatus run_product(calibration *c, const void *sizes, char *in, char *out) {
+    const product_sizes *p = sizes;
+    if (p->work == MZ_WORK_UP) {
+        const mz_expert_up up = up_args(p, in, out);
+        return mz_expert_up_forward(c->kernels, 0, &up, c->scratch);
+    }
+    const mz_product_args a = product_args(p, in, out);
+    return mz_grouped_gemm(c->kernels, 0, &a, c->scratch);
+}
+
+/* The pointers change with the part of the pool: set outside the clock, so all repetitions of one
+ * sample use one part, and weights are as many as fill the caches. */
+static mz_code time_product(calibration *c, product_sizes *p, double *seconds, mz_err *err) {
+    int64_t begin[GROUPS_MOST + 1];
+    for (int32_t g = 0; g <= p->groups; g++)
+        begin[g] = g * p->m;
+    char *part = p->work == MZ_WORK_WGRAD ? c->results : c->inputs;
+    if (mz_kernels_copy(c->kernels, 0, MZ_COPY_IN, p->begin, begin,
+                        sizeof begin[0] * (size_t)(p->groups + 1)) != MZ_K_OK ||
+        set_weights(c, p, part) != MZ_K_OK)
+        return calibrate_failed(c, "products", err);
+    const mz_product_args a = product_args(p, c->inputs, c->results);
+    const mz_expert_up up = up_args(p, c->inputs, c->results);
+    const size_t scratch = p->work == MZ_WORK_UP ? mz_expert_up_workspace(c->kernels, &up)
+                                                 : mz_grouped_gemm_workspace(c->kernels, &a);
+    mz_code code = calibrate_scratch(c, scratch, err);
+    c->input_at = c->result_at = 0;
+    return code == MZ_OK
+               ? calibrate_time(c, run_product, p, in_bytes(p), out_bytes(p), seconds, err)
+               : code;
+}
+
+static int64_t parts_of(int64_t side, int32_t most) {
+    return most > 0 && side > 0 ? (side + most - 1) / most : 1;
+}
+
+static double part_of(int64_t side, int32_t most) {
+    return (double)(most > 0 && most < side ? most : side);
+}
+
+/* All tiles of a sample are equal, as the grid's sizes are chosen. */
+static mz_code sample_product(calibration *c, product_sizes *p, mz_err *err) {
+    const mz_tiling *t = &c->measured->tiling[p->work];
+    const int64_t workers = c->measured->workers;
+    const int64_t each = parts_of(p->m, t->rows) * parts_of(p->n, t->n) * parts_of(p->k, t->k);
+    double seconds = 0;
+    p->groups = workers * GROUPS_PER_WORKER < GROUPS_MOST ? (int32_t)workers * GROUPS_PER_WORKER
+                                                          : GROUPS_MOST;
+    while (p->groups > 1 &&
+           (in_bytes(p) > c->options.pool_bytes || out_bytes(p) > c->options.pool_bytes))
+        p->groups--;
+    mz_code code = time_product(c, p, &seconds, err);
+    if (code != MZ_OK)
+        return code;
+    const double rounds = (double)((each * p->groups + workers - 1) / workers);
+    calibrate_add(c, p->work, part_of(p->m, t->rows), part_of(p->n, t->n), part_of(p->k, t->k),
+                  (seconds - c->measured->call_s) / rounds);
+    return MZ_OK;
+}
+
+/* n a multiple of the tile's columns or below them, m of its rows or below. */
+static const int64_t shapes[][2] = {{256, 256},   {512, 256},   {256, 512},   {768, 512},
+                                    {1024, 512},  {512, 1024},  {1024, 1024}, {768, 2048},
+                                    {2048, 1024}, {1024, 2048}, {2048, 2048}};
+static const int64_t depths[] = {1, 8, 24, 64, 160, 256, 384, 512};
+
+enum { SHAPES = sizeof shapes / sizeof shapes[0], DEPTHS = sizeof depths / sizeof depths[0] };
+
+static mz_code sample_shape(calibration *c, product_sizes *p, mz_err *err) {
+    mz_code code = MZ_OK;
+    if (p->work == MZ_WORK_WGRAD) {
+        p->m = 0;
+        code = sample_product(c, p, err);
+    }
+    for (int i = 0; code == MZ_OK && i < DEPTHS; i++) {
+        p->m = depths[i];
+        code = sample_product(c, p, err);
+    }
+    return code;
+}
+
+static mz_code sample_kind(calibration *c, product_sizes *p, mz_err *err) {
+    const mz_calibration_options *o = &c->options;
+    mz_code code = calibrate_begin(c, p->work, (SHAPES + 1) * (DEPTHS + 1), err);
+    for (int i = 0; code == MZ_OK && i < SHAPES; i++) {
+        p->n = shapes[i][0];
+        p->k = shapes[i][1];
+        code = sample_shape(c, p, err);
+    }
+    if (code == MZ_OK && o->hidden > 0) {
+        const bool up = p->work == MZ_WORK_UP;
+        p->n = up ? 2 * o->intermediate : o->hidden;
+        p->k = up ? o->hidden : o->intermediate;
+        code = sample_shape(c, p, err);
+    }
+    return code;
+}
+
+/* One group of one row and the least sizes: nothing but the call. */
+static mz_code sample_call(calibration *c, product_sizes *p, mz_err *err) {
+    *p = (product_sizes){MZ_WORK_FORWARD, 1, 16, 16, 1, p->begin, p->weight};
+    return time_product(c, p, &c->measured->call_s, err);
+}
+
+mz_code calibrate_products(calibration *c, mz_err *err) {
+    static const mz_work kinds[] = {MZ_WORK_FORWARD, MZ_WORK_DGRAD, MZ_WORK_WGRAD, MZ_WORK_UP};
+    product_sizes p = {0};
+    mz_code code = MZ_OK;
+    if (mz_kernels_alloc(c->kernels, (GROUPS_MOST + 1) * sizeof *p.begin, (void **)&p.begin) !=
+            MZ_K_OK ||
+        mz_kernels_alloc(c->kernels, GROUPS_MOST * sizeof *p.weight, (void **)&p.weight) != MZ_K_OK)
+        code = calibrate_failed(c, "products", err);
+    for (int i = 0; i < 4; i++) {
+        const mz_product_tiles t = mz_kernels_tiles(
+            c->kernels, kinds[i] == MZ_WORK_WGRAD ? MZ_PRODUCT_WGRAD : MZ_PRODUCT_FORWARD);
+        c->measured->tiling[kinds[i]] = (mz_tiling){t.rows, t.n, t.k};
+        c->measured->workers = t.workers;
+    }
+    if (code == MZ_OK)
+        code = sample_call(c, &p, err);
+    for (int i = 0; code == MZ_OK && i < 4; i++) {
+        p.work = kinds[i];
+        code = sample_kind(c, &p, err);
+    }
+    mz_kernels_free(c->kernels, p.begin);
+    mz_kernels_free(c->kernels, p.weight);
+    return code;
+}

@@ -1,0 +1,314 @@
+/* Kernels that memory binds, and copies between ranks of one process. */
+#include "replay/calibrate_inside.h"
+#include "sim/cost/work.h"
+
+enum { VALUE = 2, LANES_MOST = 1024 };
+
+typedef struct row_sizes {
+    int64_t rows, cols;
+} row_sizes;
+
+/* Bytes in the pools: per row and column, and per row. */
+typedef struct row_kind {
+    mz_work work;
+    calibrate_run run;
+    int64_t in_value, out_value, out_row;
+    const int64_t *cols; /* list, 0 at its end */
+} row_kind;
+
+static mz_kstatus run_group(calibration *c, const void *sizes, char *in, char *out) {
+    const row_sizes *s = sizes;
+    const mz_grouping g = {.expert = c->expert,
+                           .pairs = s->rows,
+                           .experts = (int32_t)s->cols,
+                           .count = (int64_t *)(void *)out,
+                           .begin = (int64_t *)(void *)(out + 8192),
+                           .order = (int64_t *)(void *)(out + 16384)};
+    return mz_group_pairs(c->kernels, 0, &g, c->scratch);
+}
+
+static mz_kstatus run_arrange(calibration *c, const void *sizes, char *in, char *out) {
+    const row_sizes *s = sizes;
+    mz_segment segment[256];
+    const int64_t each = (s->rows + 255) / 256;
+    int64_t n = 0;
+    for (int64_t at = 0; at < s->rows; at += each, n++)
+        segment[n] = (mz_segment){at, at, s->rows - at < each ? s->rows - at : each};
+    return mz_arrange(c->kernels, 0, segment, n, c->counting, (int64_t *)(void *)out);
+}
+
+static mz_kstatus run_invert(calibration *c, const void *sizes, char *in, char *out) {
+    const row_sizes *s = sizes;
+    return mz_invert(c->kernels, 0, c->counting, s->rows, s->rows, (int64_t *)(void *)out);
+}
+
+static mz_pack pack_of(calibration *c, const row_sizes *s, const char *in, char *out) {
+    return (mz_pack){.type = MZ_BF16,
+                     .x = in,
+                     .hidden = s->cols,
+                     .rows = s->rows,
+                     .row_pair = c->shuffled,
+                     .k = CALIBRATE_PAIRS / (int32_t)s->rows * CALIBRATE_TOP_K,
+                     .out = out};
+}
+
+static mz_kstatus run_pack(calibration *c, const void *sizes, char *in, char *out) {
+    const mz_pack p = pack_of(c, sizes, in, out);
+    return mz_pack_rows(c->kernels, 0, &p);
+}
+
+static mz_kstatus run_pack_scaled(calibration *c, const void *sizes, char *in, char *out) {
+    mz_pack p = pack_of(c, sizes, in, out);
+    p.scale = c->weight;
+    return mz_pack_rows(c->kernels, 0, &p);
+}
+
+static mz_kstatus run_combine(calibration *c, const void *sizes, char *in, char *out) {
+    const row_sizes *s = sizes;
+    const mz_combine a = {.type = MZ_BF16,
+                          .row = in,
+                          .hidden = s->cols,
+                          .tokens = s->rows / CALIBRATE_TOP_K,
+                          .k = CALIBRATE_TOP_K,
+                          .position = c->counting,
+                          .scale = c->weight,
+                          .out = out};
+    return mz_combine_rows(c->kernels, 0, &a);
+}
+
+static mz_kstatus run_norms(calibration *c, const void *sizes, char *in, char *out) {
+    const row_sizes *s = sizes;
+    const mz_norms a = {MZ_BF16, in, s->rows, s->cols, s->cols, (float *)(void *)out};
+    return mz_row_norms(c->kernels, 0, &a);
+}
+
+static mz_kstatus run_score(calibration *c, const void *sizes, char *in, char *out) {
+    const row_sizes *s = sizes;
+    const mz_score_args a = {.kind = MZ_SCORED_DOWN,
+                             .tokens = s->rows / CALIBRATE_TOP_K,
+                             .pairs = s->rows,
+                             .k = CALIBRATE_TOP_K,
+                             .weight = c->weight,
+                             .grad_norm2 = c->weight,
+                             .hidden_norm2 = c->weight,
+                             .score = (float *)(void *)out};
+    return mz_score_pairs(c->kernels, 0, &a);
+}
+
+/* Half of every expert's pairs. */
+static mz_kstatus run_select(calibration *c, const void *sizes, char *in, char *out) {
+    const row_sizes *s = sizes;
+    const mz_selection a = {.score = c->weight,
+                            .order = c->counting,
+                            .begin = c->begin,
+                            .quota = c->quota,
+                            .pairs = s->rows,
+                            .experts = (int32_t)s->cols,
+                            .kept = (int64_t *)(void *)(out + 8192),
+                            .kept_begin = (int64_t *)(void *)out,
+                            .keep = (uint8_t *)out + 8192 + 8 * s->rows};
+    return mz_select_pairs(c->kernels, 0, &a, c->scratch);
+}
+
+static mz_kstatus run_swiglu(calibration *c, const void *sizes, char *in, char *out) {
+    const row_sizes *s = sizes;
+    const mz_swiglu a = {
+        .type = MZ_BF16, .rows = s->rows, .intermediate = s->cols, .gate_up = in, .h = out};
+    return mz_swiglu_forward(c->kernels, 0, &a);
+}
+
+static mz_kstatus run_swiglu_back(calibration *c, const void *sizes, char *in, char *out) {
+    const row_sizes *s = sizes;
+    const mz_swiglu a = {.type = MZ_BF16,
+                         .rows = s->rows,
+                         .intermediate = s->cols,
+                         .gate_up = in,
+                         .dh = in + s->rows * s->cols * 2 * VALUE,
+                         .dot = (float *)(void *)(out + s->rows * s->cols * 2 * VALUE),
+                         .dgate_up = out};
+    return mz_swiglu_backward(c->kernels, 0, &a);
+}
+
+static mz_kstatus run_convert(calibration *c, const void *sizes, char *in, char *out) {
+    const row_sizes *s = sizes;
+    return mz_convert(c->kernels, 0, MZ_BF16, out, MZ_F32, in, s->cols);
+}
+
+static mz_kstatus run_zero(calibration *c, const void *sizes, char *in, char *out) {
+    const row_sizes *s = sizes;
+    return mz_kernels_zero(c->kernels, 0, out, (size_t)s->cols);
+}
+
+static const int64_t widths[] = {128, 512, 1024, 2048, 0}, single[] = {1, 0},
+                     experts[] = {8, 32, 128, 0};
+static const int64_t lengths[] = {4096, 65536, 1 << 19, 1 << 22, 1 << 24, 0};
+static const int64_t row_counts[] = {16, 128, 1024, 4096, 16384, 65536, 0};
+
+static const row_kind row_kinds[] = {
+    {MZ_WORK_GROUP_PAIRS, run_group, 0, 0, 8, experts},
+    {MZ_WORK_ARRANGE, run_arrange, 0, 0, 8, single},
+    {MZ_WORK_INVERT, run_invert, 0, 0, 8, single},
+    {MZ_WORK_PACK, run_pack, VALUE, VALUE, 0, widths},
+    {MZ_WORK_PACK_SCALED, run_pack_scaled, VALUE, VALUE, 0, widths},
+    {MZ_WORK_COMBINE, run_combine, VALUE, VALUE, 0, widths},
+    {MZ_WORK_ROW_NORMS, run_norms, VALUE, 0, 4, widths},
+    {MZ_WORK_SCORE, run_score, 0, 0, 4, single},
+    {MZ_WORK_SELECT, run_select, 0, 0, 16, experts},
+    {MZ_WORK_SWIGLU_FORWARD, run_swiglu, 2 * VALUE, VALUE, 0, widths},
+    {MZ_WORK_SWIGLU_BACKWARD, run_swiglu_back, 3 * VALUE, 2 * VALUE, 4, widths},
+};
+enum { ROW_KINDS = sizeof row_kinds / sizeof row_kinds[0], SAMPLES_MOST = 40, HEAD = 1 << 15 };
+
+/* Segments of equal length for the selection, half of each kept. */
+static mz_code set_segments(calibration *c, const row_sizes *s, mz_err *err) {
+    int64_t begin[CALIBRATE_EXPERTS + 1], quota[CALIBRATE_EXPERTS];
+    for (int64_t e = 0; e <= s->cols; e++)
+        begin[e] = s->rows * e / s->cols;
+    for (int64_t e = 0; e < s->cols; e++)
+        quota[e] = (begin[e + 1] - begin[e]) / 2;
+    if (mz_kernels_copy(c->kernels, 0, MZ_COPY_IN, c->begin, begin,
+                        sizeof begin[0] * (size_t)(s->cols + 1)) != MZ_K_OK ||
+        mz_kernels_copy(c->kernels, 0, MZ_COPY_IN, c->quota, quota,
+                        sizeof quota[0] * (size_t)s->cols) != MZ_K_OK)
+        return calibrate_failed(c, "selection", err);
+    const mz_selection a = {.score = c->weight,
+                            .order = c->counting,
+                            .begin = c->begin,
+                            .quota = c->quota,
+                            .pairs = s->rows,
+                            .experts = (int32_t)s->cols};
+    return calibrate_scratch(c, mz_select_workspace(c->kernels, &a), err);
+}
+
+static mz_code prepare_kind(calibration *c, const row_kind *kind, const row_sizes *s, mz_err *err) {
+    if (kind->work == MZ_WORK_SELECT)
+        return set_segments(c, s, err);
+    if (kind->work != MZ_WORK_GROUP_PAIRS)
+        return MZ_OK;
+    const mz_grouping g = {.expert = c->expert, .pairs = s->rows, .experts = (int32_t)s->cols};
+    mz_code code = calibrate_experts(c, (int32_t)s->cols, err);
+    return code != MZ_OK ? code
+                         : calibrate_scratch(c, mz_group_pairs_workspace(c->kernels, &g), err);
+}
+
+static mz_code sample_rows(calibration *c, const row_kind *kind, row_sizes s, mz_err *err) {
+    const int64_t in = s.rows * s.cols * kind->in_value + HEAD;
+    const int64_t out = s.rows * (s.cols * kind->out_value + kind->out_row) + HEAD;
+    double seconds = 0;
+    if (in > c->options.pool_bytes / 2 || out > c->options.pool_bytes / 2)
+        return MZ_OK;
+    mz_code code = prepare_kind(c, kind, &s, err);
+    if (code == MZ_OK)
+        code = calibrate_time(c, kind->run, &s, in, out, &seconds, err);
+    if (code == MZ_OK)
+        calibrate_add(c, kind->work, (double)s.rows, (double)s.cols,
+                      mz_work_bytes(kind->work, s.rows, s.cols, s.rows / CALIBRATE_TOP_K), seconds);
+    return code;
+}
+
+static mz_code sample_lengths(calibration *c, mz_work work, calibrate_run run, int64_t in,
+                              int64_t out, mz_err *err) {
+    mz_code code = calibrate_begin(c, work, SAMPLES_MOST, err);
+    for (const int64_t *n = lengths; code == MZ_OK && *n; n++) {
+        const row_sizes s = {1, *n};
+        double seconds = 0;
+        code = calibrate_time(c, run, &s, in * *n, out * *n, &seconds, err);
+        if (code == MZ_OK)
+            calibrate_add(c, work, 1, (double)*n, mz_work_bytes(work, 1, *n, 0), seconds);
+    }
+    return code;
+}
+
+mz_code calibrate_rows(calibration *c, mz_err *err) {
+    mz_code code = MZ_OK;
+    for (int i = 0; code == MZ_OK && i < ROW_KINDS; i++) {
+        const row_kind *kind = &row_kinds[i];
+        code = calibrate_begin(c, kind->work, SAMPLES_MOST, err);
+        for (const int64_t *cols = kind->cols; code == MZ_OK && *cols; cols++)
+            for (const int64_t *rows = row_counts; code == MZ_OK && *rows; rows++)
+                code = sample_rows(c, kind, (row_sizes){*rows, *cols}, err);
+    }
+    if (code == MZ_OK)
+        code = sample_lengths(c, MZ_WORK_CONVERT, run_convert, 4, 2, err);
+    return code == MZ_OK ? sample_lengths(c, MZ_WORK_ZERO, run_zero, 0, 1, err) : code;
+}
+
+/* ---- copies between ranks of one process --------------------------------------------------------
+ */
+
+typedef struct copy_sizes {
+    int64_t lanes, bytes; /* bytes: of all lanes */
+    mz_lane *lane;
+} copy_sizes;
+
+static mz_kstatus run_copies(calibration *c, const void *sizes, char *in, char *out) {
+    const copy_sizes *s = sizes;
+    const int64_t each = s->bytes / s->lanes;
+    const int32_t rank = c->transport->first;
+    mz_err err;
+    for (int64_t i = 0; i < s->lanes; i++)
+        s->lane[i] = (mz_lane){rank, rank, in + i * each, out + i * each, (size_t)each};
+    return mz_transport_exchange(c->transport, s->lane, s->lanes, NULL, &err) == MZ_OK
+               ? MZ_K_OK
+               : MZ_K_EFAILED;
+}
+
+mz_code calibrate_copies(calibration *c, mz_err *err) {
+    static const int64_t lanes[] = {1, 16, 128, 1024, 0};
+    static const int64_t bytes[] = {1 << 12, 1 << 16, 1 << 19, 1 << 22, 1 << 24, 1 << 26, 0};
+    mz_code code = calibrate_begin(c, MZ_WORK_COPY, SAMPLES_MOST, err);
+    mz_lane *lane = MZ_NEW(c->arena, mz_lane, LANES_MOST);
+    if (code == MZ_OK && !lane)
+        return mz_fail_nomem(err, "lanes");
+    for (const int64_t *l = lanes; code == MZ_OK && *l; l++)
+        for (const int64_t *b = bytes; code == MZ_OK && *b; b++) {
+            const copy_sizes s = {*l, *b, lane};
+            double seconds = 0;
+            if (*b > c->options.pool_bytes)
+                continue;
+            code = calibrate_time(c, run_copies, &s, *b, *b, &seconds, err);
+            if (code == MZ_OK)
+                calibrate_add(c, MZ_WORK_COPY, (double)*l, (double)*b,
+                              mz_work_bytes(MZ_WORK_COPY, *l, *b, 0), seconds);
+        }
+    return code;
+}
+
+/* Every process to the next one at once, the first ranks of both; alone: to itself. */
+static mz_kstatus run_ring(calibration *c, const void *sizes, char *in, char *out) {
+    const copy_sizes *s = sizes;
+    const mz_transport *t = c->transport;
+    const int32_t each = t->end - t->first;
+    mz_err err;
+    for (int32_t p = 0; p < t->processes; p++) {
+        const int32_t next = (p + 1) % t->processes;
+        s->lane[p] = (mz_lane){p * each, next * each, in, out, (size_t)s->bytes};
+    }
+    return mz_transport_exchange(c->transport, s->lane, t->processes, NULL, &err) == MZ_OK
+               ? MZ_K_OK
+               : MZ_K_EFAILED;
+}
+
+mz_code calibrate_wire(calibration *c, mz_wire *wire, mz_err *err) {
+    enum { SIZES = 8 };
+    static const int64_t bytes[SIZES] = {1 << 8,  1 << 12, 1 << 14, 1 << 16,
+                                         1 << 18, 1 << 20, 1 << 22, 1 << 24};
+    mz_fit_sample sample[SIZES];
+    mz_fit fit = {.sample = sample};
+    mz_code code = MZ_OK;
+    mz_lane *lane = MZ_NEW(c->arena, mz_lane, c->transport->processes);
+    if (!lane)
+        return mz_fail_nomem(err, "lanes");
+    for (int i = 0; code == MZ_OK && i < SIZES; i++) {
+        const copy_sizes s = {1, bytes[i], lane};
+        double seconds = 0;
+        code = calibrate_time(c, run_ring, &s, bytes[i], bytes[i], &seconds, err);
+        sample[fit.samples++] = (mz_fit_sample){.size = {0, 1, (double)bytes[i]},
+                                                .seconds = seconds > 1e-9 ? seconds : 1e-9};
+    }
+    if (code == MZ_OK)
+        code = mz_fit_terms(&fit, MZ_WORK_ZERO, err);
+    wire->latency_s = fit.term[0];
+    wire->bytes_per_s = fit.term[2] > 0 ? 1 / fit.term[2] : 1e12;
+    return code;
+}
