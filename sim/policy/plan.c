@@ -82,6 +82,50 @@ void mz_plan_reset(mz_plan *plan) {
     plan->why[0] = 0;
 }
 
+static void copy_entries(const int64_t *rows, const int64_t *begin, const int32_t *source,
+                         const int64_t *pairs, int32_t instances, mz_entries to) {
+    const size_t n = (size_t)instances, entries = (size_t)begin[n];
+    memcpy(to.total, rows, sizeof *rows * n);
+    memcpy(to.begin, begin, sizeof *begin * (n + 1));
+    memcpy(to.source, source, sizeof *source * entries);
+    memcpy(to.pairs, pairs, sizeof *pairs * entries);
+}
+
+mz_code mz_plan_copy(const mz_plan *from, mz_plan *to, mz_err *err) {
+    const int32_t instances = from->begin[from->experts];
+    const size_t cells = (size_t)from->ranks * (size_t)from->experts;
+    if (to->ranks != from->ranks || to->experts != from->experts ||
+        to->instance_cap != from->instance_cap)
+        return mz_fail(err, MZ_EINTERNAL,
+                       "a plan for %d ranks, %d experts copied to one for %d, %d", from->ranks,
+                       from->experts, to->ranks, to->experts);
+    /* The arrays of `to` under the figures of `from`. */
+    mz_plan copy = *from;
+    copy.begin = to->begin, copy.rank = to->rank, copy.target = to->target;
+    copy.forward = to->forward, copy.entry_begin = to->entry_begin;
+    copy.entry_source = to->entry_source, copy.entry_pairs = to->entry_pairs;
+    copy.backward = to->backward, copy.back_begin = to->back_begin;
+    copy.back_source = to->back_source, copy.back_pairs = to->back_pairs;
+    copy.quota = to->quota, copy.kept = to->kept, copy.dropped = to->dropped;
+    copy.move = to->move, copy.scratch = to->scratch;
+    *to = copy;
+    memcpy(to->begin, from->begin, sizeof *to->begin * ((size_t)from->experts + 1));
+    memcpy(to->rank, from->rank, sizeof *to->rank * (size_t)instances);
+    memcpy(to->target, from->target, sizeof *to->target * (size_t)instances);
+    memcpy(to->quota, from->quota, sizeof *to->quota * (size_t)from->experts);
+    memcpy(to->move, from->move, sizeof *to->move * (size_t)from->moves);
+    copy_entries(from->forward, from->entry_begin, from->entry_source, from->entry_pairs, instances,
+                 mz_plan_forward_entries(to));
+    if (from->has_backward) {
+        copy_entries(from->backward, from->back_begin, from->back_source, from->back_pairs,
+                     instances, mz_plan_backward_entries(to));
+        memcpy(to->kept, from->kept, sizeof *to->kept * cells);
+    }
+    if (from->has_drops)
+        memcpy(to->dropped, from->dropped, sizeof *to->dropped * cells);
+    return MZ_OK;
+}
+
 mz_code mz_plan_add_move(mz_plan *plan, mz_move move, mz_err *err) {
     if (plan->moves >= plan->move_cap)
         return mz_fail(err, MZ_EINTERNAL, "a plan with room for %d moves is full", plan->move_cap);

@@ -103,6 +103,9 @@ mz_code mz_plan_create(int32_t ranks, int32_t experts, int32_t slots, mz_plan **
 void mz_plan_free(mz_plan **plan);
 /* Empties a plan for the next decide (which calls it): no instances, moves, entries, drops. */
 void mz_plan_reset(mz_plan *plan);
+/* A plan that outlives the next decide. Both were created with the same arguments (MZ_EINTERNAL
+ * otherwise). O(what the plan holds). */
+mz_code mz_plan_copy(const mz_plan *from, mz_plan *to, mz_err *err);
 
 /* What the policy is told once. One environment per expert-parallel group. */
 typedef struct mz_policy_env {
