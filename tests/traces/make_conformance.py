@@ -31,6 +31,7 @@ class Trace:
         self.calls = {name: [row[i] for row in rows] for i, name in enumerate(CALLS[:6])}
         self.calls["pairs"] = [int(p.sum()) for p in per_token]
         self.data = {}
+        self.last = lambda file: None  # what is done to the file in the end
         if kind == "counts":
             cells = [rng.multinomial(n, [0.4, 0.3, 0.2, 0.1]) for n in self.calls["pairs"]]
             self.data["counts"] = np.array(cells, "<u4")
@@ -52,6 +53,7 @@ class Trace:
                 self.put(f, "calls/" + name, np.array(values, TYPES[name]), checksum)
             for name, values in self.data.items():
                 self.put(f, name, values, checksum)
+            self.last(f)
 
     @staticmethod
     def put(f, name, values, checksum):
@@ -93,6 +95,76 @@ def empty_rank():
     t.calls["tokens"][i] = t.calls["pairs"][i] = 0
     t.data["counts"][i] = 0
     return t
+
+
+def cut_off():
+    """A killed writer's: the micro-batch of step 3 lacks its last call, and data and sequences of more were flushed."""
+    t = Trace()
+    t.root["complete"] = 0
+    for name, values in zip(CALLS, ((3, 3, 3), (0, 0, 0), (0, 0, 1), (0, 1, 0), (15, 18, 15), (3, 2, 3), (6, 4, 6))):
+        t.calls[name] += values
+    t.calls["step"].append(3)  # the columns were flushed one after another
+    for name, low in (("pairs/expert", 0), ("pairs/weight", 0)):
+        t.data[name] = np.concatenate([t.data[name], t.data[name][:20]])
+    t.data["sequences/token_begin"] = np.array([5, 8, 10, 13, 15], "<i8")
+    t.data["sequences/tokens"] = np.array([3, 2, 3, 2, 3], "<i8")
+    return t
+
+
+def extras():
+    """Members that the format does not name, and strings of variable length."""
+    t = Trace()
+    t.root["comment"] = "not of the format"
+
+    def last(f):
+        f["extra/numbers"] = np.arange(3)
+        f.attrs["producer"] = "a program of ours, \u00fc"
+    t.last = last
+    return t
+
+
+def stored_as(name, dtype=None, **options):
+    """The dataset once more, stored otherwise."""
+    def last(f):
+        values = f[name][:]
+        del f[name]
+        f.create_dataset(name, data=values.astype(dtype or values.dtype), maxshape=(None,), track_times=False, **options)
+    return lambda t: setattr(t, "last", last)
+
+
+def n_bit(f):
+    """A filter that every HDF5 library has, and the format does not."""
+    values = f["pairs/expert"][:]
+    del f["pairs/expert"]
+    plist = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    plist.set_chunk((64,))
+    plist.set_filter(h5py.h5z.FILTER_NBIT, 0, ())
+    plist.set_fletcher32()
+    plist.set_obj_track_times(False)
+    space = h5py.h5s.create_simple(values.shape, (h5py.h5s.UNLIMITED,))
+    d = h5py.h5d.create(f.id, b"pairs/expert", h5py.h5t.py_create(values.dtype), space, plist)
+    h5py.Dataset(d)[:] = values
+
+
+def contiguous(f):
+    values = f["pairs/weight"][:]
+    del f["pairs/weight"]
+    f.create_dataset("pairs/weight", data=values, track_times=False)
+
+
+def linked(t):
+    def last(f):
+        f.move("pairs/expert", "elsewhere")
+        f["pairs/expert"] = h5py.SoftLink("/elsewhere")
+    t.last = last
+
+
+def steps_backwards(t):
+    t.data["steps/step"] = np.array([2, 1], "<i8")
+
+
+def add_zero_row(t):
+    t.data["pairs/expert"] = np.append(t.data["pairs/expert"], np.uint8(0))
 
 
 def changed(change, make=Trace):
@@ -149,6 +221,27 @@ CASES = {
     "counts-do-not-add-up": (changed(move_count, counts), "invalid", "counts"),
     "sequence-beyond": (changed(set_value("sequences/tokens", 3, 9)), "invalid", "sequences"),
     "no-checksum": (Trace, "invalid", "Fletcher"),
+    "cut-off": (cut_off, "valid", ""),
+    "extras": (extras, "valid", ""),
+    "no-phase": (changed(drop("run", "phase")), "invalid", "phase"),
+    "top-k-above-experts": (changed(set_item("model", "top_k", 5)), "invalid", "top_k"),
+    "layers-differ": (changed(lambda t: t.calls["token_begin"].__setitem__(2, 4)), "invalid", "token_begin"),
+    "tokens-overlap": (changed(lambda t: [t.calls["token_begin"].__setitem__(i, 4) for i in (1, 3)]), "invalid",
+                       "token_begin"),
+    "rows-do-not-add-up": (changed(lambda t: t.data["rows/pairs"].__iadd__(np.eye(1, 20, 4, dtype="<u2")[0]), variable),
+                           "invalid", "rows/pairs"),
+    "no-rows": (changed(drop("data", "rows/pairs"), variable), "invalid", "rows/pairs"),
+    "surplus-pairs": (changed(add_zero_row), "invalid", "pairs/expert"),
+    "sequences-overlap": (changed(set_value("sequences/token_begin", 1, 7)), "invalid", "sequences"),
+    "sequence-empty": (changed(set_value("sequences/tokens", 1, 0)), "invalid", "sequences"),
+    "steps-backwards": (changed(steps_backwards), "invalid", "steps/step"),
+    "other-kind": (changed(lambda t: t.data.update({"pairs/expert": np.zeros(3, "u1")}), counts), "valid", ""),
+    "one-column-short": (changed(lambda t: t.calls["rank"].pop()), "invalid", "rank"),
+    "step-negative": (changed(lambda t: t.calls["step"].__setitem__(0, -1)), "invalid", "step"),
+    "big-endian": (changed(stored_as("calls/tokens", dtype=">i8", chunks=(64,), fletcher32=True)), "invalid", "calls/tokens"),
+    "other-filter": (changed(lambda t: setattr(t, "last", n_bit)), "invalid", "pairs/expert"),
+    "not-chunked": (changed(lambda t: setattr(t, "last", contiguous)), "invalid", "pairs/weight"),
+    "soft-link": (changed(linked), "invalid", "pairs/expert"),
 }
 
 

@@ -6,7 +6,8 @@ import os
 import h5py
 import numpy as np
 
-from . import schema
+from . import checks, schema
+from .checks import TraceError
 
 _CALL = np.dtype(
     [(name, "<i8") for name in schema.CALL_COLUMNS] + [("row_begin", "<i8"), ("pair_begin", "<i8")]
@@ -15,16 +16,12 @@ _PER_PAIR = ("pairs/expert", "pairs/weight", "pairs/hidden_norm2")
 _PER_ROW = ("rows/pairs", "rows/grad_norm2", "rows/input_norm2")
 
 
-class TraceError(ValueError):
-    """The file is no trace, or holds what the format does not allow."""
-
-
 class Call:
     """What one MoE layer did for the tokens of one rank in one micro-batch of one step.
 
     ``step``, ``micro_batch``, ``layer``, ``rank``, ``token_begin``, ``tokens`` and ``pairs`` are
-    integers; the arrays are read when they are asked for and are None where they were not
-    recorded.
+    integers; the arrays are read, and checked, when they are asked for and are None where they
+    were not recorded.
     """
 
     def __init__(self, trace, index):
@@ -34,18 +31,14 @@ class Call:
             setattr(self, name, int(trace.calls[name][index]))
 
     def _pairs(self, name):
-        dataset = self._trace._data.get(name)
-        if dataset is None:
-            return None
         begin = int(self._trace.calls["pair_begin"][self.index])
-        flat = dataset[begin : begin + self.pairs]
+        flat = self._trace._read(name, begin, begin + self.pairs)
         top_k = self._trace.facts["top_k"]
-        return flat.reshape(self.tokens, top_k) if top_k else flat
+        return flat.reshape(self.tokens, top_k) if flat is not None and top_k else flat
 
     def _rows(self, name):
-        dataset = self._trace._data.get(name)
         begin = int(self._trace.calls["row_begin"][self.index])
-        return None if dataset is None else dataset[begin : begin + self.tokens]
+        return self._trace._read(name, begin, begin + self.tokens)
 
     @property
     def ids(self):
@@ -65,7 +58,10 @@ class Call:
     @property
     def token_pairs(self):
         """Experts of each token, where top_k varies."""
-        return self._rows("rows/pairs")
+        rows = self._rows("rows/pairs")
+        if rows is not None:
+            checks.total(self._trace.path, "rows/pairs", self.index, rows.sum(), self.pairs)
+        return rows
 
     @property
     def grad_norm2(self):
@@ -79,9 +75,10 @@ class Call:
 
     def counts(self):
         """Pairs to each expert, [experts]; of both kinds of trace."""
-        counts = self._trace._data.get("counts")
+        counts = self._trace._read("counts", self.index, self.index + 1)
         if counts is not None:
-            return counts[self.index].astype(np.int64)
+            checks.total(self._trace.path, "counts", self.index, counts.sum(), self.pairs)
+            return counts[0].astype(np.int64)
         return np.bincount(self.ids.ravel(), minlength=self._trace.facts["experts"])
 
     def __repr__(self):
@@ -106,12 +103,11 @@ class Trace:
         self._file = _open_file(self.path)
         try:
             self.facts, self.complete = _read_facts(self._file, self.path)
-            self._data = {
-                name: self._file[name] for name in schema.COLUMNS if _has(self._file, name)
-            }
+            self._data = _find_data(self._file, self.facts, self.path)
             self.calls = self._read_calls()
             self.sequences = self._read_sequences()
             self.steps = self._table("steps", ("step", "loss", "learning_rate", "wall_time"))
+            checks.steps(self.path, self.steps)
         except (KeyError, OSError) as problem:
             self.close()
             raise TraceError(f"{self.path}: {problem}") from None
@@ -142,9 +138,29 @@ class Trace:
         for begin, end in zip(first, [*first[1:], len(self.calls)]):
             yield [Call(self, i) for i in range(begin, end)]
 
+    def _read(self, name, begin, end):
+        """Rows of a bulk dataset, checked; None where it was not recorded."""
+        dataset = self._data.get(name)
+        if dataset is None:
+            return None
+        try:
+            found = dataset[begin:end]
+        except OSError as problem:
+            raise TraceError(f"{self.path}: /{name}, rows {begin} to {end}: {problem}") from None
+        checks.values(self.path, name, found, begin, self.facts)
+        return found
+
+    def _rows_of(self, group, columns):
+        """Rows that all columns have; in a finished file they are equally long."""
+        lengths = [len(c) for c in columns.values()]
+        for name, length in zip(columns, lengths):
+            if self.complete and length != lengths[0]:
+                raise TraceError(f"{self.path}: /{group}/{name}: {length} rows, not {lengths[0]}")
+        return min(lengths, default=0)
+
     def _table(self, group, names):
         columns = {n: self._data[f"{group}/{n}"][:] for n in names if f"{group}/{n}" in self._data}
-        rows = min((len(c) for c in columns.values()), default=0)
+        rows = self._rows_of(group, columns)
         table = np.zeros(rows, [(n, schema.COLUMNS[f"{group}/{n}"][0]) for n in names])
         for name in names:
             if name in columns:
@@ -157,19 +173,26 @@ class Trace:
         columns = {
             name: self._file["calls/" + name][:].astype("<i8") for name in schema.CALL_COLUMNS
         }
-        lengths = {len(c) for c in columns.values()}
-        if self.complete and len(lengths) > 1:
-            raise TraceError(f"{self.path}: /calls: columns of different length")
-        rows = min(lengths)
+        rows = self._rows_of("calls", columns)
         calls = np.zeros(rows, _CALL)
         for name, column in columns.items():
             calls[name] = column[:rows]
         calls["row_begin"] = np.cumsum(calls["tokens"]) - calls["tokens"]
         calls["pair_begin"] = np.cumsum(calls["pairs"]) - calls["pairs"]
-        held = min([rows] + [self._held(calls, name) for name in self._data])
-        if self.complete and held < rows:
-            raise TraceError(f"{self.path}: the data of call {held} is missing")
-        return calls if self.complete else self._whole(calls[:held])
+        if not self.complete:
+            held = min([rows] + [self._held(calls, name) for name in self._data])
+            calls = self._whole(calls[:held])
+        checks.calls(self.path, calls, self.facts)
+        for name in self._data if self.complete else ():
+            self._check_length(calls, name)
+        return calls
+
+    def _check_length(self, calls, name):
+        """A finished file holds the data of its calls, and no more."""
+        column = "pairs" if name in _PER_PAIR else "tokens" if name in _PER_ROW else None
+        rows = int(calls[column].sum()) if column else len(calls)
+        if (column or name == "counts") and len(self._data[name]) != rows:
+            raise TraceError(f"{self.path}: /{name}: {len(self._data[name])} rows, not {rows}")
 
     def _held(self, calls, name):
         """How many calls have all their data in this dataset."""
@@ -196,17 +219,11 @@ class Trace:
 
     def _read_sequences(self):
         table = self._table("sequences", ("token_begin", "tokens", "domain"))
-        if self.complete or not len(table):
-            return table
-        order = np.argsort(self.calls["token_begin"], kind="stable")
-        begin, tokens = (self.calls[name][order] for name in ("token_begin", "tokens"))
-        at = np.searchsorted(begin, table["token_begin"], side="right") - 1
-        inside = (at >= 0) & (
-            table["token_begin"] + table["tokens"] <= (begin + tokens)[np.maximum(at, 0)]
-            if len(begin)
-            else False
-        )
-        return table[inside]
+        ranges, _ = checks.blocks(self.calls)
+        if not self.complete:
+            table = table[checks.inside(ranges, table)]
+        checks.sequences(self.path, table, ranges)
+        return table
 
 
 def _open_file(path):
@@ -223,12 +240,35 @@ def _open_file(path):
 
 
 def _has(file, name):
-    return name in file and isinstance(file[name], h5py.Dataset)
+    """Whether the dataset is in the file itself, not behind a soft or external link."""
+    group = name.rpartition("/")[0]
+    links = [part for part in (group, name) if part]
+    if any(not isinstance(file.get(part, getlink=True), h5py.HardLink) for part in links):
+        return False
+    return isinstance(file[name], h5py.Dataset)
+
+
+def _find_data(file, facts, path):
+    """The datasets that are there, checked; those of /calls and of the kind must be."""
+    pairs, top_k = facts["kind"] == "pairs", facts["top_k"]
+    unused = [name for name in schema.COLUMNS if name.startswith(("pairs/", "rows/"))]
+    unused = ["counts"] + (["rows/pairs"] if top_k else []) if pairs else unused
+    data = {n: file[n] for n in schema.COLUMNS if n not in unused and _has(file, n)}
+    wanted = ["calls/" + name for name in schema.CALL_COLUMNS]
+    wanted += ["pairs/expert"] if pairs else ["counts"]
+    wanted += ["rows/pairs"] if pairs and not top_k else []
+    wanted += ["sequences/tokens"] if "sequences/token_begin" in data else []
+    for name in wanted:
+        if name not in data:
+            raise TraceError(f"{path}: /{name} is missing")
+    for name, dataset in data.items():
+        checks.dataset(path, name, dataset, facts["experts"])
+    return data
 
 
 def _value(attribute):
     if isinstance(attribute, bytes):
-        return attribute.decode()
+        return attribute.decode(errors="replace")
     return attribute.item() if isinstance(attribute, np.generic) else attribute
 
 
@@ -237,18 +277,21 @@ def _read_facts(file, path):
         raise TraceError(
             f"{path}: not a Mizan trace: attribute 'format' of / is not 'mizan-trace'"
         )
-    version = int(file.attrs.get("format_version", 0))
-    if not 1 <= version <= schema.VERSION:
+    version = _value(file.attrs.get("format_version", 0))
+    if not isinstance(version, int) or not 1 <= version <= schema.VERSION:
         raise TraceError(
             f"{path}: format version {version}, but this reader knows 1 to {schema.VERSION}"
         )
     facts = {}
     for group, attributes in schema.FACTS.items():
+        there = file[group].attrs if group in file else {}
         for name, (default, _) in attributes.items():
-            value = _value(file[group].attrs.get(name, default))
-            if value is None:
-                raise TraceError(f"{path}: /{group.strip('/')}: attribute '{name}' is missing")
-            facts[name] = value
+            if name not in there and name in schema.REQUIRED:
+                raise TraceError(f"{path}: /{group}: attribute '{name}' is missing")
+            facts[name] = _value(there[name]) if name in there else default
+            checks.fact(path, group, name, facts[name])
+    if facts["top_k"] > facts["experts"]:
+        raise TraceError(f"{path}: top_k is {facts['top_k']}, more than {facts['experts']} experts")
     return facts, bool(file.attrs.get("complete", 1))
 
 

@@ -26,10 +26,29 @@ FACTS = {
         "ranks": (1, None),
         "sequence_length": (0, None),
         "step_stride": (1, None),
+        "import_notes": ("", 255),
     },
 }
 
-PHASES = ("train", "prefill", "decode")
+#: what a file must say; a writer fills in defaults
+REQUIRED = ("layers", "experts", "top_k", "kind", "phase", "step", "ranks")
+CHOICES = {
+    "kind": ("pairs", "counts"),
+    "phase": ("train", "prefill", "decode"),
+    "step": ("iteration", "forward", "none"),
+}
+#: least and largest integer, where that is not 0 and none
+RANGES = {
+    "layers": (1, 65536),
+    "experts": (1, 65536),
+    "top_k": (0, 65535),
+    **{n: (0, (1 << 31) - 1) for n in ("model_layers", "shared_experts", "hidden", "intermediate")},
+    "weights_normalized": (0, 1),
+    "ranks": (1, 1 << 20),
+    "step_stride": (1, None),
+}
+CHUNK_MAX = 16 << 20
+
 CALL_COLUMNS = ("step", "micro_batch", "layer", "rank", "token_begin", "tokens", "pairs")
 
 #: name: (type, rows of a chunk or 0 for one of 1 MiB, units, long name)
@@ -70,4 +89,15 @@ COLUMNS = {
     "steps/loss": ("<f8", 512, "nat/token", "training loss, NaN unknown"),
     "steps/learning_rate": ("<f8", 512, "1", "learning rate, NaN unknown"),
     "steps/wall_time": ("<f8", 512, "s", "duration of the step, NaN unknown"),
+}
+
+_ANY = ("u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8")
+#: name: types that a reader takes
+TYPES = {
+    **{name: _ANY for name in COLUMNS if name.startswith(("calls/", "sequences/"))},
+    "steps/step": _ANY,
+    "counts": _ANY[:4],
+    **{name: ("u1", "u2") for name in ("pairs/expert", "rows/pairs")},
+    **{name: ("f2", "f4") for name in COLUMNS if name.endswith(("weight", "_norm2"))},
+    **{f"steps/{name}": ("f4", "f8") for name in ("loss", "learning_rate", "wall_time")},
 }

@@ -232,8 +232,9 @@ def _complete(facts):
         else:
             text = "".join(c if c.isprintable() else "?" for c in str(value))
             full[name] = text.encode()[:most].decode(errors="ignore")
-    if full["phase"] not in schema.PHASES:
-        raise ValueError(f"phase is {full['phase']!r}, must be one of {', '.join(schema.PHASES)}")
+    for name, choices in schema.CHOICES.items():
+        if full[name] not in choices:
+            raise ValueError(f"{name} is {full[name]!r}, must be one of {', '.join(choices)}")
     return full
 
 
