@@ -6,6 +6,7 @@
 #include "common/io/input.h"
 #include "common/io/json.h"
 #include "common/io/result.h"
+#include "sim/model/resize.h"
 #include "sim/step/run.h"
 #include "traces/stream.h"
 #include "traces/trace.h"
@@ -21,9 +22,10 @@ typedef struct sim_args {
     int64_t ranks, ep, seq, step_tokens, tokens_per_rank, first_step, steps, zero, seed;
     double budget_memory, budget_network, accuracy;
     int64_t loss_tokens;
-    int dispatch, network, recompute, attention, temporaries, allocator;
+    int scope, dispatch, network, recompute, attention, temporaries, allocator;
+    int64_t hidden, inter, layers;
     const char *optimizer;
-    bool json, bounds, timing, list, quiet, verbose;
+    bool json, detail, bounds, timing, list, quiet, verbose;
 } sim_args;
 
 #define AT(field) offsetof(sim_args, field)
@@ -36,6 +38,14 @@ static const mz_opt sim_options[] = {
      "hardware profile and number of GPUs"},
     {"policy", 'p', MZ_OPT_STR, AT(policy), "static", "A,B[K=V]",
      "policies, options in brackets; --list names them"},
+    {"scope", 0, MZ_OPT_ENUM, AT(scope), "step", "step|layers",
+     "a whole step, or its routed experts alone as mizan replay runs them"},
+    {"hidden", 0, MZ_OPT_INT, AT(hidden), "0", "H", "scope layers: hidden size; 0: the model's", 0,
+     1 << 22},
+    {"inter", 0, MZ_OPT_INT, AT(inter), "0", "I",
+     "scope layers: intermediate size of an expert; 0: the model's", 0, 1 << 22},
+    {"layers", 0, MZ_OPT_INT, AT(layers), "0", "N", "scope layers: the first N MoE layers; 0: all",
+     0, 4096},
     {"ranks", 'r', MZ_OPT_INT, AT(ranks), "0", "R", "ranks of the job; 0: the cluster's GPUs", 0,
      1 << 20},
     {"ep", 0, MZ_OPT_INT, AT(ep), "0", "N", "ranks of one expert-parallel group; 0: all", 0,
@@ -78,6 +88,8 @@ static const mz_opt sim_options[] = {
      1e15},
     {"output", 'o', MZ_OPT_STR, AT(output), NULL, "FILE", "write a result file (HDF5)"},
     {"json", 0, MZ_OPT_FLAG, AT(json), NULL, NULL, "one JSON object on stdout (mizan-result/1)"},
+    {"detail", 0, MZ_OPT_FLAG, AT(detail), NULL, NULL,
+     "add seconds by step, layer, rank and phase"},
     {"bounds", 0, MZ_OPT_FLAG, AT(bounds), NULL, NULL,
      "add how balanced each call could be: over the plan's hosts, over any"},
     {"timing", 0, MZ_OPT_FLAG, AT(timing), NULL, NULL, "add what the planners really took here"},
@@ -227,6 +239,8 @@ static mz_code step_options(sim_job *job, mz_err *err) {
     const int32_t ranks = job->cluster->ranks;
     mz_step_options *o = &job->options;
     *o = mz_step_defaults(ranks);
+    o->scope = (mz_scope)a->scope;
+    o->detail = a->detail;
     o->zero = (int32_t)a->zero;
     o->ep = a->ep ? (int32_t)a->ep : ranks;
     if (o->ep > ranks || ranks % o->ep != 0)
@@ -270,6 +284,24 @@ static mz_code load_cluster(sim_job *job, mz_app *app, mz_err *err) {
     return MZ_OK;
 }
 
+/* Scope layers: the trace's model without all but its routed experts, at the sizes asked for. */
+static mz_code choose_experts(sim_job *job, mz_err *err) {
+    const sim_args *a = &job->args;
+    const mz_model_size size = {a->hidden, a->inter, (int32_t)a->layers};
+    if (a->scope == MZ_SCOPE_STEP)
+        return a->hidden || a->inter || a->layers
+                   ? mz_fail(err, MZ_EINPUT,
+                             "--hidden, --inter and --layers go with --scope layers")
+                   : MZ_OK;
+    mz_model *experts = NULL;
+    const mz_code code = mz_model_resize(job->model, &size, &experts, err);
+    if (code != MZ_OK)
+        return code;
+    mz_model_free(&job->model);
+    job->model = experts;
+    return MZ_OK;
+}
+
 static mz_code need(const char *value, const char *name, const char *hint, mz_err *err) {
     return value ? MZ_OK : mz_fail(err, MZ_EINPUT, "--%s is missing: %s", name, hint);
 }
@@ -294,6 +326,8 @@ static mz_code load_inputs(sim_job *job, mz_app *app, mz_err *err) {
         code = mz_match_model(job->trace, a->trace, job->model, err);
     if (code == MZ_OK)
         code = check_dispatch(job, err);
+    if (code == MZ_OK)
+        code = choose_experts(job, err);
     return code;
 }
 
@@ -333,6 +367,7 @@ static mz_code check_output(const sim_job *job, mz_err *err) {
 static mz_code open_stream(sim_job *job, const mz_app *app, mz_err *err) {
     const sim_args *a = &job->args;
     const mz_stream_options options = {.ranks = job->cluster->ranks,
+                                       .layers = job->model->moe_layers,
                                        .step_tokens = a->step_tokens,
                                        .tokens_per_rank = a->tokens_per_rank,
                                        .sequence_length = a->seq,

@@ -31,3 +31,22 @@ const char *mz_phase_name(mz_phase phase) {
     _Static_assert(sizeof names / sizeof names[0] == MZ_PHASES, "one name per phase");
     return (unsigned)phase < MZ_PHASES ? names[phase] : NULL;
 }
+
+bool mz_phase_computes(mz_phase phase) {
+    switch (phase) {
+    case MZ_PHASE_COUNT_EXCHANGE:
+    case MZ_PHASE_PLANNER:
+    case MZ_PHASE_WEIGHT_MOVE:
+    case MZ_PHASE_DISPATCH:
+    case MZ_PHASE_COMBINE:
+    case MZ_PHASE_BACKWARD_DISPATCH:
+    case MZ_PHASE_BACKWARD_COMBINE:
+    case MZ_PHASE_REPLICA_REDUCE:
+    case MZ_PHASE_GRADIENT_REDUCE:
+    case MZ_PHASE_PARAMETER_GATHER:
+    case MZ_PHASE_LAUNCH_WAIT:
+        return false;
+    default:
+        return true;
+    }
+}

@@ -3,6 +3,8 @@
 #ifndef MIZAN_IO_PHASE_H
 #define MIZAN_IO_PHASE_H
 
+#include <stdbool.h>
+
 typedef enum mz_phase {
     MZ_PHASE_ATTENTION,
     MZ_PHASE_ROUTER,
@@ -31,5 +33,7 @@ typedef enum mz_phase {
 } mz_phase;
 
 const char *mz_phase_name(mz_phase phase); /* "attention", ... ; NULL from MZ_PHASES on */
+/* Kernels of the rank itself: no exchange, no planning, no waiting. */
+bool mz_phase_computes(mz_phase phase);
 
 #endif

@@ -21,7 +21,7 @@ static double launch_cost(const mz_step *s, int launches) {
 
 /* Jitter of one kernel: draw number n of the rank's stream in this step. Half a standard normal is
  * the most that a relative deviation may take away, so that times stay positive. */
-static double noise(mz_step *s, int32_t rank) {
+double step_noise(mz_step *s, int32_t rank) {
     if (!s->options.effects.noise)
         return 1;
     const uint64_t n = (uint64_t)s->drawn[rank]++;
@@ -50,7 +50,7 @@ static mz_task kernel(mz_step *s, int32_t rank, mz_phase phase, int32_t layer, d
     mz_task task = -1;
     if (s->code == MZ_OK)
         s->code = mz_graph_task(s->graph, queue_of(s, rank, STREAM_COMPUTE, phase),
-                                seconds * noise(s, rank), launch_cost(s, launches),
+                                seconds * step_noise(s, rank), launch_cost(s, launches),
                                 tag_of(phase, layer), &task, s->err);
     /* On one stream the order of issue is the order of work; apart, it has to be said. */
     if (!s->options.effects.fifo)

@@ -303,9 +303,9 @@ static mz_code condense_backward(const pair_sum *p, const mz_load *load, const m
     return code;
 }
 
-/* The rank's rows per expert product. Free replicas count nothing: the rows are then those of as
+/* Free replicas count nothing: the rows are then those of as
  * many experts as the rank owns, evenly. */
-static int32_t product_rows(mz_step *s, const int64_t *of_instance, int32_t rank, int64_t total) {
+int32_t step_product_rows(mz_step *s, const int64_t *of_instance, int32_t rank, int64_t total) {
     int64_t *rows = s->expert_rows;
     if (s->traits.free_replicas) {
         for (int64_t g = 0; g < s->mains; g++)
@@ -322,7 +322,7 @@ static int32_t product_rows(mz_step *s, const int64_t *of_instance, int32_t rank
 static void time_rank(mz_step *s, const mz_plan *plan, const step_call *call, int32_t rank,
                       step_rank_work *work) {
     int64_t *rows = s->expert_rows;
-    int32_t groups = product_rows(s, plan->forward, rank, work->rows);
+    int32_t groups = step_product_rows(s, plan->forward, rank, work->rows);
     if (s->traits.capacity_padded) {
         int64_t padded = 0; /* one expert's full buffers */
         for (int32_t r = 0; r < s->ep; r++)
@@ -332,10 +332,10 @@ static void time_rank(mz_step *s, const mz_plan *plan, const step_call *call, in
     }
     work->expert_s = step_expert_forward(s, rows, groups, work->rows);
     if (call->lossy)
-        groups = product_rows(s, plan->backward, rank, work->back_rows);
+        groups = step_product_rows(s, plan->backward, rank, work->back_rows);
     work->back_expert_s = step_expert_backward(s, rows, groups, work->back_rows);
     if (work->again_rows > 0) {
-        groups = product_rows(s, s->instance_again, rank, work->again_rows);
+        groups = step_product_rows(s, s->instance_again, rank, work->again_rows);
         work->back_expert_s += step_expert_again(s, rows, groups, work->again_rows);
     }
 }
@@ -369,7 +369,7 @@ static void time_chunk(mz_step *s, const mz_plan *plan, step_chunk *chunk, int32
     }
     for (int32_t r = 0; r < s->ep; r++) {
         step_chunk *mine = &chunk[(int64_t)r * s->chunks + c];
-        const int32_t groups = product_rows(s, s->chunk_rows, r, mine->rows);
+        const int32_t groups = step_product_rows(s, s->chunk_rows, r, mine->rows);
         mine->expert_s = step_expert_forward(s, s->expert_rows, groups, mine->rows);
         mine->back_expert_s = step_expert_backward(s, s->expert_rows, groups, mine->rows);
     }
@@ -458,7 +458,11 @@ mz_code step_condense(mz_step *s, const mz_load *load, const mz_pairs *pairs, co
         }
     for (int32_t r = 0; r < s->ep; r++)
         at->work[r].pairs = load->source[r];
-    for (int32_t r = 0; !s->options.memory_only && r < s->ep; r++)
+    if (s->options.memory_only)
+        return MZ_OK;
+    if (step_alone(s))
+        layers_condense(s, plan, at);
+    for (int32_t r = 0; !step_alone(s) && r < s->ep; r++)
         time_rank(s, plan, at->call, r, &at->work[r]);
     return MZ_OK;
 }

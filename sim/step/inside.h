@@ -8,6 +8,8 @@
 #define MIZAN_SIM_STEP_INSIDE_H
 
 #include "common/base/rng.h"
+#include "sim/cost/work.h"
+#include "sim/engine/port.h"
 #include "sim/step/step.h"
 
 /* Device queues of a rank when order matters (effects.fifo); otherwise one per phase. ZeRO's
@@ -162,6 +164,20 @@ typedef struct step_interval {
     double begin, end;
 } step_interval;
 
+/* Scope layers. Rows that reach a rank from ranks of its own device, itself included, and the
+ * messages that they come in: one per (source, instance). */
+typedef struct layers_lanes {
+    int64_t lanes, rows;
+} layers_lanes;
+
+/* One rank's part of one layer call beyond step_rank_work: what its exchanges copy within the
+ * device, and the time of its products. */
+typedef struct layers_work {
+    layers_lanes in, out; /* of dispatch, to its instances; of combine, back to it as a source */
+    layers_lanes back_in, back_out, again_in;
+    double up_s, down_s, back_s, again_s;
+} layers_work;
+
 struct mz_step {
     const mz_model *model;
     const mz_cluster *cluster;
@@ -262,7 +278,17 @@ struct mz_step {
     double planner_s, hidden_s, sent, received;
     int64_t transfer_bytes, traffic_bytes[5]; /* by step_traffic */
 
+    /* scope layers */
+    layers_work *alone; /* [micro_batches][moe][ranks] */
+    size_t alone_cap;
+    mz_ports *ports;     /* one exchange at a time */
+    double *clock;       /* [ranks] by device: when it is free */
+    int64_t *copy_lanes; /* [ranks] of the exchange being collected, by receiver */
+    double *copy_bytes;
+
     /* outcome */
+    double *detail;                        /* [layers + 1][ranks][MZ_PHASES], or NULL */
+    int64_t *rank_memory;                  /* [ranks][MZ_MEM_CATEGORIES] */
     double *busy;                          /* [ranks] */
     double *phase;                         /* [ranks][MZ_PHASES] */
     double *moe_span;                      /* [ranks] */
@@ -314,6 +340,17 @@ typedef struct step_at {
 } step_at;
 step_at step_at_of(const mz_step *s, int32_t micro_batch, int32_t moe, int32_t group);
 
+static inline layers_work *layers_work_at(const mz_step *s, int32_t micro_batch, int32_t moe) {
+    return s->alone + ((int64_t)micro_batch * s->moe + moe) * s->ranks;
+}
+static inline double *step_detail_at(const mz_step *s, int32_t layer, int32_t rank,
+                                     mz_phase phase) {
+    return s->detail + ((int64_t)layer * s->ranks + rank) * MZ_PHASES + phase;
+}
+static inline bool step_alone(const mz_step *s) {
+    return s->options.scope == MZ_SCOPE_LAYERS;
+}
+
 /* ---- kernels (kernels.c) -----------------------------------------------------------------------
  */
 
@@ -335,6 +372,9 @@ double step_expert_backward(const mz_step *s, const int64_t *rows, int32_t group
 double step_expert_again(const mz_step *s, const int64_t *rows, int32_t groups, int64_t total);
 double step_select_time(const mz_step *s, int64_t pairs);
 double step_row_copies(const mz_step *s, int64_t read, int64_t written);
+/* One kernel that memory binds, by what it does (sim/cost/work.h); part of effects.other_work.
+ * tokens: rows that MZ_WORK_COMBINE writes. */
+double step_kernel(const mz_step *s, mz_work work, int64_t rows, int64_t cols, int64_t tokens);
 
 /* ---- sizes (sizes.c) ---------------------------------------------------------------------------
  */
@@ -367,6 +407,9 @@ typedef struct step_spread {
 mz_code step_spread_tokens(mz_step *s, const mz_load *load, const mz_pairs *pairs,
                            const mz_plan *plan, step_entries entries, const step_spread *to,
                            mz_err *err);
+
+/* Rows of each of a local rank's products into s->expert_rows, from rows by instance; how many. */
+int32_t step_product_rows(mz_step *s, const int64_t *of_instance, int32_t rank, int64_t total);
 
 /* ---- builder (builder.c) -----------------------------------------------------------------------
  */
@@ -416,6 +459,8 @@ int32_t step_ring(mz_step *s, int32_t first, int32_t stride, int32_t members, do
 int32_t step_ring_beside(mz_step *s, int32_t first, int32_t stride, int32_t members, double bytes,
                          double rounds, step_join join);
 void step_span_add(mz_step *s, mz_task first, mz_task last);
+/* Factor of the next kernel of a rank. */
+double step_noise(mz_step *s, int32_t rank);
 
 /* ---- exchanges of a layer call (traffic.c)
  * ------------------------------------------------------- */
@@ -431,6 +476,11 @@ typedef enum step_traffic {
 /* Bytes of one off-rank row, of one that is computed again. */
 int64_t step_row_bytes(const mz_step *s, const step_call *call, step_traffic traffic);
 int64_t step_again_bytes(const mz_step *s, const step_call *call, step_traffic traffic);
+/* Bytes of a local rank by port into s->lane_out; returns those copied on its device. */
+double step_fill_lanes(mz_step *s, const step_at *at, step_traffic traffic, int32_t chunk,
+                       int32_t r);
+/* Adds the off-rank bytes of this traffic of a call to the step's. */
+void step_count_traffic(mz_step *s, const step_call *call, step_traffic traffic);
 /* chunk: of the call's chunks, or WHOLE_CALL. */
 enum { WHOLE_CALL = -1 };
 void step_build_rows(mz_step *s, const step_at *at, step_traffic traffic, mz_phase phase,
@@ -471,6 +521,17 @@ void step_prefetch(mz_step *s, int32_t micro_batch, int32_t moe, int32_t group,
 /* Those of this call, issued earlier, into s->due. */
 void step_take_prefetched(mz_step *s, const step_at *at);
 
+/* ---- routed experts alone (layers.c, timeline_layers.c)
+ * ----------------------------------------------------------------------------------- */
+
+mz_code layers_create(mz_step *s, mz_err *err);
+/* Room for the calls of a step. */
+mz_code layers_begin(mz_step *s, int64_t works, mz_err *err);
+/* After step_condense: the ranks' lanes and products. */
+void layers_condense(mz_step *s, const mz_plan *plan, const step_at *at);
+/* Runs the step and fills all of the outcome but memory. */
+void layers_run(mz_step *s, mz_step_outcome *outcome);
+
 /* ---- memory (timeline.c, budget.c) -------------------------------------------------------------
  */
 
@@ -501,6 +562,9 @@ int64_t step_rank_budget(const mz_step *s, int32_t group, int32_t micro_batch, i
 
 /* ---- outcome (outcome.c) -----------------------------------------------------------------------
  */
+
+void step_clear_detail(mz_step *s);
+void step_fill_traffic(const mz_step *s, mz_step_outcome *outcome);
 
 mz_code step_collect_outcome(mz_step *s, const mz_graph_result *result, mz_step_outcome *outcome,
                              mz_err *err);

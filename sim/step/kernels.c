@@ -73,6 +73,13 @@ static double bytes(const mz_step *s, double amount) {
     return amount > 0 ? mz_cost_memory(&s->cluster->device, amount) : 0;
 }
 
+double step_kernel(const mz_step *s, mz_work work, int64_t rows, int64_t cols, int64_t tokens) {
+    if (!s->options.effects.other_work)
+        return 0;
+    return mz_cost_work(&s->cluster->device, work, rows, cols,
+                        mz_work_bytes(work, rows, cols, tokens));
+}
+
 double step_row_copies(const mz_step *s, int64_t read, int64_t written) {
     return bytes(s, 2.0 * (double)s->model->hidden * (double)(read + written));
 }

@@ -31,30 +31,23 @@ static mz_code find_begins(mz_step *s, const mz_graph_result *result, mz_err *er
     return MZ_OK;
 }
 
-static bool is_compute(mz_phase phase) {
-    switch (phase) {
-    case MZ_PHASE_COUNT_EXCHANGE:
-    case MZ_PHASE_WEIGHT_MOVE:
-    case MZ_PHASE_DISPATCH:
-    case MZ_PHASE_COMBINE:
-    case MZ_PHASE_BACKWARD_DISPATCH:
-    case MZ_PHASE_BACKWARD_COMBINE:
-    case MZ_PHASE_REPLICA_REDUCE:
-    case MZ_PHASE_GRADIENT_REDUCE:
-    case MZ_PHASE_PARAMETER_GATHER:
-    case MZ_PHASE_LAUNCH_WAIT:
-        return false;
-    default:
-        return true;
-    }
+void step_clear_detail(mz_step *s) {
+    memset(s->detail, 0,
+           sizeof *s->detail * (size_t)(s->layers + 1) * (size_t)s->ranks * MZ_PHASES);
 }
 
 static mz_phase phase_of(const mz_step *s, mz_task task) {
     return (mz_phase)(mz_graph_tag(s->graph, task) & 255u);
 }
 
+static int32_t layer_of(const mz_step *s, mz_task task) {
+    return (int32_t)(mz_graph_tag(s->graph, task) >> 8);
+}
+
 static void add_phases(mz_step *s, const mz_graph_result *result) {
     const mz_task tasks = (mz_task)mz_graph_tasks(s->graph);
+    if (s->detail)
+        step_clear_detail(s);
     memset(s->phase, 0, sizeof *s->phase * (size_t)s->ranks * MZ_PHASES);
     memset(s->busy, 0, sizeof *s->busy * (size_t)s->ranks);
     memset(s->order_begin, 0, sizeof *s->order_begin * (size_t)(s->ranks + 1));
@@ -65,7 +58,9 @@ static void add_phases(mz_step *s, const mz_graph_result *result) {
             continue; /* the host's own work */
         const double time = result->finish_s[t] - s->begin[t];
         s->phase[(int64_t)rank * MZ_PHASES + phase] += time;
-        s->busy[rank] += is_compute(phase) ? time : 0;
+        if (s->detail)
+            *step_detail_at(s, layer_of(s, t), rank, phase) += time;
+        s->busy[rank] += mz_phase_computes(phase) ? time : 0;
         s->order_begin[rank + 1]++;
     }
 }
@@ -140,7 +135,7 @@ static double worst_span(mz_step *s, const mz_graph_result *result) {
     return worst;
 }
 
-static void fill_bytes(const mz_step *s, mz_step_outcome *o) {
+void step_fill_traffic(const mz_step *s, mz_step_outcome *o) {
     o->dispatch_bytes = s->traffic_bytes[TRAFFIC_DISPATCH];
     o->combine_bytes = s->traffic_bytes[TRAFFIC_COMBINE];
     o->backward_dispatch_bytes = s->traffic_bytes[TRAFFIC_BACK_DISPATCH];
@@ -148,6 +143,17 @@ static void fill_bytes(const mz_step *s, mz_step_outcome *o) {
     o->transfer_bytes = s->transfer_bytes;
     o->sent_bytes = (int64_t)(s->sent + 0.5);
     o->received_bytes = (int64_t)(s->received + 0.5);
+}
+
+/* Where the planner's time and what is left of the step stand: planning in its layer, waiting in
+ * the row of the whole step. */
+static void finish_detail(mz_step *s, int32_t rank) {
+    for (int32_t b = 0; b < s->micro_batches; b++)
+        for (int32_t m = 0; m < s->moe; m++)
+            *step_detail_at(s, s->moe_layer[m], rank, MZ_PHASE_PLANNER) +=
+                (step_decided(s, b) ? s->decide_cost : 0) + s->route_cost;
+    *step_detail_at(s, s->layers, rank, MZ_PHASE_LAUNCH_WAIT) =
+        s->phase[(int64_t)rank * MZ_PHASES + MZ_PHASE_LAUNCH_WAIT];
 }
 
 mz_code step_collect_outcome(mz_step *s, const mz_graph_result *result, mz_step_outcome *o,
@@ -171,9 +177,12 @@ mz_code step_collect_outcome(mz_step *s, const mz_graph_result *result, mz_step_
         phase[MZ_PHASE_LAUNCH_WAIT] = result->end_s - covered(s, result, r);
         for (int p = 0; p < MZ_PHASES; p++)
             o->phase_s[p] = phase[p] > o->phase_s[p] ? phase[p] : o->phase_s[p];
+        if (s->detail)
+            finish_detail(s, r);
     }
+    o->detail_s = s->detail;
     for (int64_t i = 0; i < (int64_t)s->micro_batches * s->ranks; i++)
         o->tokens += s->tokens[i];
-    fill_bytes(s, o);
+    step_fill_traffic(s, o);
     return MZ_OK;
 }

@@ -134,6 +134,13 @@ static void eager_sizes(mz_step *s) {
     z->scores_back = selective ? 6 * m->heads : 4 * m->heads;
 }
 
+/* Routed experts alone keep their layers' inputs and nothing else per token. */
+static void alone_sizes(mz_step *s) {
+    step_sizes *z = &s->sizes;
+    z->attention = z->dense = z->shared = z->router = 0;
+    z->attention_work = z->dense_work = z->shared_work = z->logits = z->loss_work = 0;
+}
+
 /* Optimizer state of resident replicas that have their own, and what the update of one moves: state
  * is held for all slots, empty ones are not updated. */
 static void replica_optimizer(mz_step *s, int64_t extra) {
@@ -208,12 +215,16 @@ mz_code step_sizes_of(mz_step *s, mz_err *err) {
     token_sizes(s);
     if (s->options.attention == MZ_ATTENTION_EAGER)
         eager_sizes(s);
+    if (step_alone(s))
+        alone_sizes(s);
     replica_sizes(s);
     z->buffers = s->traits.buffer_bytes;
     z->gradients += z->buffers;
-    z->workspace = GEMM_WORKSPACES * (int64_t)d->workspace_bytes;
-    z->communication = communicators(s) * (int64_t)d->communicator_bytes;
-    z->context = (int64_t)d->context_bytes / s->cluster->ranks_per_device;
+    if (!step_alone(s)) { /* a replay counts what it takes itself */
+        z->workspace = GEMM_WORKSPACES * (int64_t)d->workspace_bytes;
+        z->communication = communicators(s) * (int64_t)d->communicator_bytes;
+        z->context = (int64_t)d->context_bytes / s->cluster->ranks_per_device;
+    }
     int64_t held[MZ_MEM_CATEGORIES];
     mz_step_resident(s, held);
     for (int c = 0; c < MZ_MEM_CATEGORIES; c++)

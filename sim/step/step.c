@@ -28,6 +28,26 @@ mz_step_options mz_step_defaults(int32_t ranks) {
 /* ---- create and free
  * ----------------------------------------------------------------------------- */
 
+/* What a replay does not do. */
+static mz_code check_layers(const mz_cluster *cluster, const mz_step_options *o, mz_err *err) {
+    const struct {
+        bool asked;
+        const char *what;
+    } not_replayed[] = {
+        {o->ep != cluster->ranks, "has one expert-parallel group: leave --ep out"},
+        {o->dispatch != MZ_DISPATCH_PAIR, "sends a row per pair: pass --dispatch pair"},
+        {o->network != MZ_NETWORK_PORT, "needs --network port"},
+        {o->recompute == MZ_RECOMPUTE_SELECTIVE,
+         "recomputes all or nothing: pass --recompute full"},
+        {o->allocator != MZ_ALLOCATOR_EXACT, "counts requested bytes: pass --allocator exact"},
+    };
+    for (size_t i = 0; i < sizeof not_replayed / sizeof *not_replayed; i++)
+        if (not_replayed[i].asked)
+            return mz_fail(err, MZ_EINPUT, "--scope layers, which predicts a replay, %s",
+                           not_replayed[i].what);
+    return MZ_OK;
+}
+
 static mz_code check_options(const mz_model *model, const mz_cluster *cluster,
                              const mz_step_options *o, mz_err *err) {
     if (o->zero < 0 || o->zero > 3)
@@ -40,7 +60,7 @@ static mz_code check_options(const mz_model *model, const mz_cluster *cluster,
         return mz_fail(err, MZ_EINPUT, "model %s has no mixture-of-experts layer", model->name);
     if (!o->optimizer)
         return mz_fail(err, MZ_EINTERNAL, "a step without an optimizer");
-    return MZ_OK;
+    return o->scope == MZ_SCOPE_LAYERS ? check_layers(cluster, o, err) : MZ_OK;
 }
 
 static void find_layers(mz_step *s) {
@@ -115,6 +135,11 @@ static bool alloc_builder(mz_step *s) {
     s->rank_peak = MZ_NEW(a, int64_t, n);
     s->order_begin = MZ_NEW(a, int64_t, n + 1);
     s->queue = MZ_NEW(a, mz_queue, (int64_t)n * s->queues);
+    if (s->options.detail || step_alone(s)) {
+        s->detail = MZ_NEW(a, double, (int64_t)(s->layers + 1) * n * MZ_PHASES);
+        if (!s->detail)
+            return false;
+    }
     return s->arrived && s->copied && s->times && s->persistent && s->drawn && s->needs &&
            s->all_ranks && s->member && s->peers_in && s->peers_out && s->touched && s->busy &&
            s->phase && s->moe_span && s->rank_peak && s->order_begin && s->queue;
@@ -211,7 +236,7 @@ mz_code mz_step_create(const mz_model *model, const mz_cluster *cluster,
     s->sequence = options->sequence_length > 0 ? options->sequence_length : 4096;
     s->cost = (mz_cost_effects){options->effects.tiles, options->effects.tiles};
     s->queues = options->effects.fifo ? (int32_t)STREAMS : (int32_t)MZ_PHASES;
-    s->chunks = traits->chunks > 1 ? traits->chunks : 1;
+    s->chunks = traits->chunks > 1 && !step_alone(s) ? traits->chunks : 1;
     s->prefetch = traits->prefetch > 1 ? 2 : 1;
     s->saved_micro_batch = -1;
     if (alloc_builder(s) && alloc_condense(s))
@@ -222,7 +247,9 @@ mz_code mz_step_create(const mz_model *model, const mz_cluster *cluster,
         code = planner_costs(s, policy_name, err);
     if (code == MZ_OK)
         code = step_sizes_of(s, err);
-    if (code == MZ_OK && !options->memory_only)
+    if (code == MZ_OK && !options->memory_only && step_alone(s))
+        code = layers_create(s, err);
+    else if (code == MZ_OK && !options->memory_only)
         code = make_graph(s, err);
     if (code != MZ_OK)
         mz_step_free(&s);
@@ -235,11 +262,12 @@ void mz_step_free(mz_step **step) {
     if (!s)
         return;
     mz_graph_free(&s->graph);
+    mz_ports_free(&s->ports);
     void *const arrays[] = {
         s->tokens,         s->score_flops, s->call,       s->work,    s->message, s->move,
         s->cell,           s->cell_rank,   s->cell_pairs, s->sending, s->mark,    s->span,
         s->begin,          s->interval,    s->order,      s->chunk,   s->by_rank, s->expert_rows,
-        s->instance_again, s->chunk_rows,  s->chunk_end};
+        s->instance_again, s->chunk_rows,  s->chunk_end,  s->alone};
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++)
         free(arrays[i]);
     mz_arena_free(&s->arena);
@@ -295,6 +323,8 @@ mz_code mz_step_begin(mz_step *s, const mz_step_head *head, mz_err *err) {
         !mz_grow((void **)&s->call, &s->call_cap, (size_t)calls, sizeof *s->call) ||
         !mz_grow((void **)&s->work, &s->work_cap, (size_t)works, sizeof *s->work))
         return mz_fail_nomem(err, "the calls of a step");
+    if (step_alone(s) && layers_begin(s, works, err) != MZ_OK)
+        return err->code;
     memcpy(s->tokens, head->tokens, sizeof *s->tokens * (size_t)rows);
     note_sequences(s, head, rows);
     for (int64_t i = 0; i < rows; i++) {
@@ -336,8 +366,10 @@ mz_code mz_step_budget(mz_step *s, int32_t group, int32_t micro_batch, int32_t l
     if (code != MZ_OK)
         return code;
     start_saving(s, micro_batch);
-    *budget = (mz_budget){.backward_rows = -1, .backward_send_rows = -1, .rank_rows = s->caps};
-    for (int32_t r = 0; r < s->ep; r++) {
+    *budget = (mz_budget){.backward_rows = -1, .backward_send_rows = -1};
+    if (!step_alone(s) || s->options.budget_memory_bytes >= 0)
+        budget->rank_rows = s->caps;
+    for (int32_t r = 0; budget->rank_rows && r < s->ep; r++) {
         s->caps[r] = step_rank_budget(s, group, micro_batch, layer, load, r);
         if (budget->backward_rows < 0 || s->caps[r] < budget->backward_rows)
             budget->backward_rows = s->caps[r];
@@ -380,7 +412,8 @@ static mz_code check_complete(const mz_step *s, mz_err *err) {
 }
 
 static void clear_builder(mz_step *s, mz_err *err) {
-    mz_graph_clear(s->graph);
+    if (s->graph)
+        mz_graph_clear(s->graph);
     s->code = MZ_OK;
     s->err = err;
     s->marks = s->spans = 0;
@@ -401,14 +434,7 @@ static void clear_builder(mz_step *s, mz_err *err) {
     s->hidden_s = s->moe * decided * s->hidden_cost;
 }
 
-mz_code mz_step_finish(mz_step *s, mz_step_outcome *outcome, mz_err *err) {
-    mz_code code = check_complete(s, err);
-    if (code != MZ_OK)
-        return code;
-    *outcome = (mz_step_outcome){0};
-    if (s->options.memory_only)
-        return step_memory(s, outcome, err);
-    clear_builder(s, err);
+static mz_code run_graph(mz_step *s, mz_step_outcome *outcome, mz_err *err) {
     for (int32_t b = 0; b < s->micro_batches; b++) {
         step_build_forward(s, b);
         step_build_backward(s, b);
@@ -417,9 +443,22 @@ mz_code mz_step_finish(mz_step *s, mz_step_outcome *outcome, mz_err *err) {
     if (s->code != MZ_OK)
         return s->code;
     mz_graph_result result;
-    code = mz_graph_run(s->graph, &result, err);
-    if (code == MZ_OK)
-        code = step_collect_outcome(s, &result, outcome, err);
+    const mz_code code = mz_graph_run(s->graph, &result, err);
+    return code == MZ_OK ? step_collect_outcome(s, &result, outcome, err) : code;
+}
+
+mz_code mz_step_finish(mz_step *s, mz_step_outcome *outcome, mz_err *err) {
+    mz_code code = check_complete(s, err);
+    if (code != MZ_OK)
+        return code;
+    *outcome = (mz_step_outcome){0};
+    if (s->options.memory_only)
+        return step_memory(s, outcome, err);
+    clear_builder(s, err);
+    if (step_alone(s))
+        layers_run(s, outcome);
+    else
+        code = run_graph(s, outcome, err);
     if (code == MZ_OK)
         code = step_memory(s, outcome, err);
     s->ordinal++;

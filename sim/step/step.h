@@ -13,9 +13,10 @@
  * one phase are one task with the sum of their times and launches. Every effect with a switch is a
  * field of mz_step_effects.
  *
- * Where formulas are: kernels.c (times of kernels), sizes.c, timeline.c and budget.c (memory),
- * build_*.c (order and dependencies), traffic.c (bytes on the wire), builder.c (rings), spread.c
- * (which pair goes where, for --dispatch rank and node), outcome.c (what a phase's time is).
+ * Where formulas are: kernels.c (times of kernels), sizes.c, timeline*.c and budget.c (memory),
+ * build_*.c (order and dependencies), layers.c (scope layers), traffic.c (bytes on the wire),
+ * builder.c (rings), spread.c (which pair goes where, for --dispatch rank and node), outcome.c
+ * (what a phase's time is).
  *
  * Threads: one mz_step belongs to one thread at a time. */
 #ifndef MIZAN_SIM_STEP_STEP_H
@@ -37,6 +38,11 @@
 #include <stdint.h>
 
 typedef enum mz_dispatch { MZ_DISPATCH_PAIR, MZ_DISPATCH_RANK, MZ_DISPATCH_NODE } mz_dispatch;
+/* What is simulated: a whole training step, or its routed experts alone, one phase after another,
+ * as `mizan replay` executes them (replay/README.md; layers.c, timeline_layers.c). The model is
+ * then what mz_model_resize makes, the step has one expert-parallel group, and nothing of the
+ * machine runs beside anything else: ranks of one device take turns, exchanges meet all devices. */
+typedef enum mz_scope { MZ_SCOPE_STEP, MZ_SCOPE_LAYERS } mz_scope;
 typedef enum mz_recompute {
     MZ_RECOMPUTE_NONE,
     MZ_RECOMPUTE_SELECTIVE,
@@ -59,6 +65,8 @@ typedef struct mz_step_effects {
 } mz_step_effects;
 
 typedef struct mz_step_options {
+    mz_scope scope;
+    bool detail;  /* outcomes hold detail_s */
     int32_t zero; /* ZeRO stage 0-3 for everything but routed experts over the data-parallel
                      ranks; experts over their copies in other groups */
     int32_t ep;   /* ranks of one expert-parallel group; divides ranks */
@@ -103,6 +111,8 @@ typedef struct mz_step_outcome {
     int64_t transfer_bytes;             /* off-rank, all ranks and layers */
     int64_t sent_bytes, received_bytes; /* all exchanges; equal (conservation tests) */
     const double *rank_busy_s;          /* [ranks] compute stream */
+    const double *detail_s; /* with options.detail: [layers + 1][ranks][MZ_PHASES] busy time; row
+                               `layers`: of the whole step */
     uint64_t events;
     /* memory of this step */
     int32_t worst_rank;
@@ -111,6 +121,7 @@ typedef struct mz_step_outcome {
                              and no block uses */
     /* [ranks]; with one_group those of group 0, repeated: the peak; the most of two categories */
     const int64_t *rank_peak_bytes, *rank_replica_bytes, *rank_token_buffer_bytes;
+    const int64_t *rank_memory_bytes; /* [ranks][MZ_MEM_CATEGORIES] the most of each */
     char peak_label[128];
     bool fits;
     char oom[256];

@@ -9,53 +9,10 @@
  *
  * Gradients are reduced where they lie with ZeRO 0 and 1 (their buffers are the buckets); with 2
  * and 3 a layer's full gradient is the bucket that is scattered. */
-#include "sim/step/inside.h"
+#include "sim/step/timeline.h"
 
 #include <stdio.h>
 #include <string.h>
-
-/* Everything that comes and goes, one of each per layer; from BUFFER_IDS on of the whole model. */
-typedef enum buffer {
-    BUFFER_INPUT,
-    BUFFER_ATTENTION,
-    BUFFER_SCORES,
-    BUFFER_SCORES_WORK,
-    BUFFER_DENSE,
-    BUFFER_SHARED,
-    BUFFER_REPLICAS,
-    BUFFER_REPLICA_GRADIENTS,
-    BUFFER_SLOTS,
-    BUFFER_SLOT_GRADIENTS,
-    BUFFER_GATHERED,
-    BUFFER_BUCKET,
-    BUFFER_SEND,
-    BUFFER_ROWS,
-    BUFFER_GATE_UP,
-    BUFFER_ACT,
-    BUFFER_OUTPUTS,
-    BUFFER_COMBINED,
-    BUFFER_NORMS,
-    BUFFER_SELECTION,
-    BUFFER_BACK_SEND,
-    BUFFER_ROWS_AGAIN,
-    BUFFER_BACK_ROWS,
-    BUFFER_UP_AGAIN,
-    BUFFER_ACT_AGAIN,
-    BUFFER_ACT_BACK,
-    BUFFER_GATE_UP_BACK,
-    BUFFER_INPUT_BACK,
-    BUFFER_COMBINED_BACK,
-    BUFFER_FFN_BACK,
-    BUFFER_ATTENTION_BACK,
-    BUFFER_IDS,
-    BUFFER_NORM,
-    BUFFER_LOGITS,
-    BUFFER_KEPT_LOGITS,
-    BUFFER_LOSS,
-    BUFFER_HIDDEN,
-    BUFFER_UPDATE,
-    BUFFERS
-} buffer;
 
 static const struct {
     mz_memcat category;
@@ -99,46 +56,43 @@ static const struct {
     [BUFFER_LOSS] = {MZ_MEM_TEMPORARIES, "fp32 logits of the loss"},
     [BUFFER_HIDDEN] = {MZ_MEM_ACTIVATIONS, "hidden gradients"},
     [BUFFER_UPDATE] = {MZ_MEM_TEMPORARIES, "temporaries of the optimizer's update"},
+    [BUFFER_LISTS] = {MZ_MEM_TOKEN_BUFFERS, "layer %d lists of pairs"},
+    [BUFFER_OUTPUT] = {MZ_MEM_ACTIVATIONS, "layer %d output"},
+    [BUFFER_GRADIENT] = {MZ_MEM_ACTIVATIONS, "layer %d gradients of output and input"},
+    [BUFFER_KEPT] = {MZ_MEM_TOKEN_BUFFERS, "layer %d saved rows of kept pairs"},
+    [BUFFER_ROUTER_BACK] = {MZ_MEM_TOKEN_BUFFERS, "layer %d gradients of gate weights"},
+    [BUFFER_REDUCED] = {MZ_MEM_TEMPORARIES, "layer %d replica gradients to add"},
 };
 
-/* Ids and targets are 64-bit. A pair's score is fp32, its number in the list of kept pairs 64-bit;
- * the list is made for all pairs (kernels/kernels.h). */
-enum { ID_BYTES = 16, SELECTION_BYTES = 4 + 8 };
-
-typedef struct rank_timeline {
-    const mz_step *s;
-    mz_memory *memory;
-    int32_t rank, micro_batch;
-    int64_t tokens, score_pairs;
-    mz_code code;
-    mz_err *err;
-} rank_timeline;
+/* Ids and targets are 64-bit. */
+enum { ID_BYTES = 16 };
 
 static mz_block *held(const rank_timeline *t, buffer b, int32_t layer) {
     return t->s->held + (int64_t)layer * BUFFERS + b;
 }
 
-static void take(rank_timeline *t, buffer b, int32_t layer, int64_t bytes) {
+void step_take(rank_timeline *t, buffer b, int32_t layer, int64_t bytes) {
     if (t->code == MZ_OK && bytes > 0)
         t->code = mz_memory_take(t->memory, about[b].category, bytes, -1, about[b].label, layer,
                                  held(t, b, layer), t->err);
 }
 
-static void give(rank_timeline *t, buffer b, int32_t layer) {
+void step_give(rank_timeline *t, buffer b, int32_t layer) {
     if (t->code == MZ_OK)
         t->code = mz_memory_give(t->memory, held(t, b, layer), -1, t->err);
 }
 
-static void take_and_give(rank_timeline *t, buffer b, int32_t layer, int64_t bytes) {
-    take(t, b, layer, bytes);
-    give(t, b, layer);
+void step_take_and_give(rank_timeline *t, buffer b, int32_t layer, int64_t bytes) {
+    step_take(t, b, layer, bytes);
+    step_give(t, b, layer);
 }
 
 mz_code step_timeline_init(mz_step *s, mz_err *err) {
     s->held = MZ_NEW(&s->arena, mz_block, (int64_t)(s->layers + 1) * BUFFERS);
     s->rank_replicas = MZ_NEW(&s->arena, int64_t, s->ranks);
     s->rank_buffers = MZ_NEW(&s->arena, int64_t, s->ranks);
-    return s->held && s->rank_replicas && s->rank_buffers
+    s->rank_memory = MZ_NEW(&s->arena, int64_t, (int64_t)s->ranks * MZ_MEM_CATEGORIES);
+    return s->held && s->rank_replicas && s->rank_buffers && s->rank_memory
                ? MZ_OK
                : mz_fail_nomem(err, "the blocks of a timeline");
 }
@@ -235,13 +189,7 @@ int64_t step_saved_of_call(const mz_step *s, const step_call *call, const step_r
 /* ---- pairs of one layer ------------------------------------------------------------------------
  */
 
-typedef struct layer_call {
-    const step_call *call; /* NULL: a dense layer */
-    const step_rank_work *work;
-    int32_t layer, moe;
-} layer_call;
-
-static layer_call call_of(const rank_timeline *t, int32_t layer, int32_t moe) {
+layer_call step_layer_call(const rank_timeline *t, int32_t layer, int32_t moe) {
     const mz_step *s = t->s;
     if (!s->model->is_moe[layer])
         return (layer_call){.layer = layer, .moe = moe};
@@ -259,22 +207,22 @@ static void pairs_forward(rank_timeline *t, layer_call in, bool keep) {
     const int64_t rows = in.work->rows, sent = in.work->packed * z->row;
     const bool stay = keep && !resent(s, in.call);
     const int32_t l = in.layer;
-    take(t, BUFFER_SEND, l, sent);
-    take(t, BUFFER_ROWS, l, rows * z->row);
-    give(t, BUFFER_SEND, l);
-    take(t, BUFFER_GATE_UP, l, rows * z->gate_up);
-    take(t, BUFFER_ACT, l, rows * z->act);
-    take(t, BUFFER_OUTPUTS, l, rows * z->row);
+    step_take(t, BUFFER_SEND, l, sent);
+    step_take(t, BUFFER_ROWS, l, rows * z->row);
+    step_give(t, BUFFER_SEND, l);
+    step_take(t, BUFFER_GATE_UP, l, rows * z->gate_up);
+    step_take(t, BUFFER_ACT, l, rows * z->act);
+    step_take(t, BUFFER_OUTPUTS, l, rows * z->row);
     if (!stay || selective(s))
-        give(t, BUFFER_ACT, l);
+        step_give(t, BUFFER_ACT, l);
     if (!stay) {
-        give(t, BUFFER_GATE_UP, l);
-        give(t, BUFFER_ROWS, l);
+        step_give(t, BUFFER_GATE_UP, l);
+        step_give(t, BUFFER_ROWS, l);
     }
-    take(t, BUFFER_COMBINED, l, sent);
-    give(t, BUFFER_OUTPUTS, l);
+    step_take(t, BUFFER_COMBINED, l, sent);
+    step_give(t, BUFFER_OUTPUTS, l);
     if (!keep || !s->traits.router_gradient_kept)
-        give(t, BUFFER_COMBINED, l);
+        step_give(t, BUFFER_COMBINED, l);
 }
 
 static void pairs_backward(rank_timeline *t, layer_call in) {
@@ -283,28 +231,28 @@ static void pairs_backward(rank_timeline *t, layer_call in) {
     const step_rank_work *w = in.work;
     const int32_t l = in.layer;
     if (in.call->lossy)
-        take(t, BUFFER_SELECTION, l, w->pairs * SELECTION_BYTES);
-    take(t, BUFFER_BACK_SEND, l, (w->back_packed + w->again_packed) * z->row);
-    take(t, BUFFER_ROWS_AGAIN, l, w->again_rows * z->row);
-    take(t, BUFFER_BACK_ROWS, l, w->back_rows * z->row);
-    give(t, BUFFER_BACK_SEND, l);
-    take(t, BUFFER_UP_AGAIN, l, w->again_rows * (z->gate_up + z->act));
+        step_take(t, BUFFER_SELECTION, l, w->pairs * SELECTION_BYTES);
+    step_take(t, BUFFER_BACK_SEND, l, (w->back_packed + w->again_packed) * z->row);
+    step_take(t, BUFFER_ROWS_AGAIN, l, w->again_rows * z->row);
+    step_take(t, BUFFER_BACK_ROWS, l, w->back_rows * z->row);
+    step_give(t, BUFFER_BACK_SEND, l);
+    step_take(t, BUFFER_UP_AGAIN, l, w->again_rows * (z->gate_up + z->act));
     if (selective(s))
-        take(t, BUFFER_ACT_AGAIN, l, (w->back_rows - w->again_rows) * z->act);
-    take(t, BUFFER_ACT_BACK, l, w->back_rows * z->act);
-    take(t, BUFFER_GATE_UP_BACK, l, w->back_rows * z->gate_up);
-    take(t, BUFFER_INPUT_BACK, l, w->back_rows * z->row);
+        step_take(t, BUFFER_ACT_AGAIN, l, (w->back_rows - w->again_rows) * z->act);
+    step_take(t, BUFFER_ACT_BACK, l, w->back_rows * z->act);
+    step_take(t, BUFFER_GATE_UP_BACK, l, w->back_rows * z->gate_up);
+    step_take(t, BUFFER_INPUT_BACK, l, w->back_rows * z->row);
     static const buffer done[] = {BUFFER_ROWS_AGAIN, BUFFER_UP_AGAIN,     BUFFER_ACT_AGAIN,
                                   BUFFER_ACT_BACK,   BUFFER_GATE_UP_BACK, BUFFER_BACK_ROWS,
                                   BUFFER_ROWS,       BUFFER_GATE_UP,      BUFFER_ACT};
     for (size_t i = 0; i < sizeof done / sizeof *done; i++)
-        give(t, done[i], l);
-    take(t, BUFFER_COMBINED_BACK, l, w->back_packed * z->row);
-    give(t, BUFFER_INPUT_BACK, l);
-    give(t, BUFFER_COMBINED_BACK, l);
-    give(t, BUFFER_SELECTION, l);
-    give(t, BUFFER_NORMS, l);
-    give(t, BUFFER_COMBINED, l);
+        step_give(t, done[i], l);
+    step_take(t, BUFFER_COMBINED_BACK, l, w->back_packed * z->row);
+    step_give(t, BUFFER_INPUT_BACK, l);
+    step_give(t, BUFFER_COMBINED_BACK, l);
+    step_give(t, BUFFER_SELECTION, l);
+    step_give(t, BUFFER_NORMS, l);
+    step_give(t, BUFFER_COMBINED, l);
 }
 
 /* ---- weights that come and go ------------------------------------------------------------------
@@ -327,7 +275,7 @@ int64_t step_unscattered(const mz_step *s, int32_t layer) {
 
 /* The layer after `layer` in the direction of travel is gathered while it runs. */
 static void gather(rank_timeline *t, int32_t layer) {
-    take(t, BUFFER_GATHERED, layer, step_gathered(t->s, layer));
+    step_take(t, BUFFER_GATHERED, layer, step_gathered(t->s, layer));
 }
 
 /* Slots of this call and of the next ones in the direction of travel. */
@@ -338,7 +286,7 @@ static void restore_slots(rank_timeline *t, int32_t moe, int32_t direction) {
             return;
         const int32_t layer = s->moe_layer[moe];
         if (held(t, BUFFER_SLOTS, layer)->bytes == 0)
-            take(t, BUFFER_SLOTS, layer, s->sizes.slot_weights);
+            step_take(t, BUFFER_SLOTS, layer, s->sizes.slot_weights);
     }
 }
 
@@ -350,10 +298,10 @@ static void restore_slots(rank_timeline *t, int32_t moe, int32_t direction) {
 static void token_forward(rank_timeline *t, layer_call in) {
     const step_sizes *z = &t->s->sizes;
     const int32_t l = in.layer;
-    take(t, BUFFER_ATTENTION, l, z->attention * t->tokens);
-    take(t, BUFFER_SCORES, l, z->scores * t->score_pairs);
-    take_and_give(t, BUFFER_SCORES_WORK, l, z->scores_work * t->score_pairs);
-    take(t, in.call ? BUFFER_SHARED : BUFFER_DENSE, l, ffn_per_token(t->s, l) * t->tokens);
+    step_take(t, BUFFER_ATTENTION, l, z->attention * t->tokens);
+    step_take(t, BUFFER_SCORES, l, z->scores * t->score_pairs);
+    step_take_and_give(t, BUFFER_SCORES_WORK, l, z->scores_work * t->score_pairs);
+    step_take(t, in.call ? BUFFER_SHARED : BUFFER_DENSE, l, ffn_per_token(t->s, l) * t->tokens);
 }
 
 static void layer_forward(rank_timeline *t, layer_call in) {
@@ -361,21 +309,21 @@ static void layer_forward(rank_timeline *t, layer_call in) {
     const int32_t l = in.layer;
     if (in.call) {
         restore_slots(t, in.moe, 1);
-        take(t, BUFFER_REPLICAS, l, in.work->hosted * s->sizes.replica_weights);
+        step_take(t, BUFFER_REPLICAS, l, in.work->hosted * s->sizes.replica_weights);
     }
-    take(t, BUFFER_INPUT, l, s->sizes.input * t->tokens);
+    step_take(t, BUFFER_INPUT, l, s->sizes.input * t->tokens);
     token_forward(t, in);
     if (in.call) {
         pairs_forward(t, in, !recomputed(s));
-        take(t, BUFFER_NORMS, l, norms_of_call(s, in.call, in.work));
+        step_take(t, BUFFER_NORMS, l, norms_of_call(s, in.call, in.work));
     }
     if (recomputed(s)) {
-        give(t, BUFFER_ATTENTION, l);
-        give(t, BUFFER_SCORES, l);
-        give(t, in.call ? BUFFER_SHARED : BUFFER_DENSE, l);
+        step_give(t, BUFFER_ATTENTION, l);
+        step_give(t, BUFFER_SCORES, l);
+        step_give(t, in.call ? BUFFER_SHARED : BUFFER_DENSE, l);
     }
-    give(t, BUFFER_SLOTS, l);
-    give(t, BUFFER_GATHERED, l);
+    step_give(t, BUFFER_SLOTS, l);
+    step_give(t, BUFFER_GATHERED, l);
 }
 
 /* Full recomputation brings the layer's activations back; routed experts only where x is not sent
@@ -390,26 +338,27 @@ static void layer_backward(rank_timeline *t, layer_call in) {
     const mz_step *s = t->s;
     const step_sizes *z = &s->sizes;
     const int32_t l = in.layer;
-    take(t, BUFFER_BUCKET, l, step_unscattered(s, l));
+    step_take(t, BUFFER_BUCKET, l, step_unscattered(s, l));
     if (in.call) {
         restore_slots(t, in.moe, -1);
-        take(t, BUFFER_SLOT_GRADIENTS, l, z->slot_gradients);
-        take(t, BUFFER_REPLICA_GRADIENTS, l, in.work->hosted * z->replica_gradients);
+        step_take(t, BUFFER_SLOT_GRADIENTS, l, z->slot_gradients);
+        step_take(t, BUFFER_REPLICA_GRADIENTS, l, in.work->hosted * z->replica_gradients);
     }
     if (recomputed(s))
         recompute(t, in);
     if (in.call)
         pairs_backward(t, in);
-    take_and_give(t, BUFFER_FFN_BACK, l, (in.call ? z->shared_work : z->dense_work) * t->tokens);
-    give(t, in.call ? BUFFER_SHARED : BUFFER_DENSE, l);
-    take(t, BUFFER_ATTENTION_BACK, l, z->attention_work * t->tokens);
-    take_and_give(t, BUFFER_SCORES_WORK, l, z->scores_back * t->score_pairs);
+    step_take_and_give(t, BUFFER_FFN_BACK, l,
+                       (in.call ? z->shared_work : z->dense_work) * t->tokens);
+    step_give(t, in.call ? BUFFER_SHARED : BUFFER_DENSE, l);
+    step_take(t, BUFFER_ATTENTION_BACK, l, z->attention_work * t->tokens);
+    step_take_and_give(t, BUFFER_SCORES_WORK, l, z->scores_back * t->score_pairs);
     static const buffer done[] = {
         BUFFER_ATTENTION_BACK, BUFFER_SCORES,  BUFFER_ATTENTION,      BUFFER_INPUT,
         BUFFER_REPLICAS,       BUFFER_SLOTS,   BUFFER_SLOT_GRADIENTS, BUFFER_REPLICA_GRADIENTS,
         BUFFER_BUCKET,         BUFFER_GATHERED};
     for (size_t i = 0; i < sizeof done / sizeof *done; i++)
-        give(t, done[i], l);
+        step_give(t, done[i], l);
 }
 
 /* ---- one step ----------------------------------------------------------------------------------
@@ -422,17 +371,17 @@ static void loss(rank_timeline *t) {
     const mz_step *s = t->s;
     const int32_t top = s->layers;
     const int64_t tokens = t->tokens, at_once = step_loss_piece(s, tokens);
-    take(t, BUFFER_NORM, top, 2 * s->sizes.input * tokens);
-    take(t, BUFFER_LOGITS, top, s->sizes.logits * at_once);
-    take_and_give(t, BUFFER_LOSS, top, s->sizes.loss_work * at_once);
-    give(t, BUFFER_NORM, top);
-    give(t, BUFFER_KEPT_LOGITS, top);
+    step_take(t, BUFFER_NORM, top, 2 * s->sizes.input * tokens);
+    step_take(t, BUFFER_LOGITS, top, s->sizes.logits * at_once);
+    step_take_and_give(t, BUFFER_LOSS, top, s->sizes.loss_work * at_once);
+    step_give(t, BUFFER_NORM, top);
+    step_give(t, BUFFER_KEPT_LOGITS, top);
     if (s->options.keep_logits && t->code == MZ_OK) {
         *held(t, BUFFER_KEPT_LOGITS, top) = *held(t, BUFFER_LOGITS, top);
         *held(t, BUFFER_LOGITS, top) = (mz_block){0};
     }
-    give(t, BUFFER_LOGITS, top);
-    give(t, BUFFER_GATHERED, top);
+    step_give(t, BUFFER_LOGITS, top);
+    step_give(t, BUFFER_GATHERED, top);
 }
 
 static void forward(rank_timeline *t) {
@@ -443,7 +392,7 @@ static void forward(rank_timeline *t) {
     for (int32_t l = 0; l < s->layers; l++) {
         if (l + 1 < s->layers)
             gather(t, l + 1);
-        layer_forward(t, call_of(t, l, moe));
+        layer_forward(t, step_layer_call(t, l, moe));
         moe += s->model->is_moe[l];
     }
     loss(t);
@@ -453,16 +402,16 @@ static void backward(rank_timeline *t) {
     const mz_step *s = t->s;
     const int32_t top = s->layers;
     int32_t moe = s->moe - 1;
-    take(t, BUFFER_HIDDEN, top, 2 * s->sizes.input * t->tokens);
+    step_take(t, BUFFER_HIDDEN, top, 2 * s->sizes.input * t->tokens);
     gather(t, s->layers - 1);
     for (int32_t l = s->layers - 1; l >= 0; l--) {
         if (l > 0)
             gather(t, l - 1);
-        layer_backward(t, call_of(t, l, moe));
+        layer_backward(t, step_layer_call(t, l, moe));
         moe -= s->model->is_moe[l];
     }
-    take_and_give(t, BUFFER_BUCKET, top, step_unscattered(s, top));
-    give(t, BUFFER_HIDDEN, top);
+    step_take_and_give(t, BUFFER_BUCKET, top, step_unscattered(s, top));
+    step_give(t, BUFFER_HIDDEN, top);
 }
 
 static void keep(rank_timeline *t, mz_memcat category, int64_t bytes, const char *label) {
@@ -493,7 +442,7 @@ static void resident(rank_timeline *t) {
     keep(t, MZ_MEM_REPLICAS, z->replicas, "replica slots");
 }
 
-static void start_micro_batch(rank_timeline *t, int32_t micro_batch) {
+void step_start_micro_batch(rank_timeline *t, int32_t micro_batch) {
     t->micro_batch = micro_batch;
     t->tokens = t->s->tokens[(int64_t)micro_batch * t->s->ranks + t->rank];
     t->score_pairs = step_score_pairs(t->s, micro_batch, t->rank);
@@ -501,19 +450,23 @@ static void start_micro_batch(rank_timeline *t, int32_t micro_batch) {
 
 static void whole_step(rank_timeline *t) {
     const mz_step *s = t->s;
+    if (step_alone(s)) {
+        layers_timeline(t);
+        return;
+    }
     const int32_t top = s->layers;
-    start_micro_batch(t, 0);
+    step_start_micro_batch(t, 0);
     const int64_t kept = s->options.keep_logits ? s->sizes.logits * t->tokens : 0;
-    take(t, BUFFER_IDS, top, step_held_all_step(s, 0, t->rank) - kept);
-    take(t, BUFFER_KEPT_LOGITS, top, kept);
+    step_take(t, BUFFER_IDS, top, step_held_all_step(s, 0, t->rank) - kept);
+    step_take(t, BUFFER_KEPT_LOGITS, top, kept);
     for (int32_t b = 0; b < s->micro_batches; b++) {
-        start_micro_batch(t, b);
+        step_start_micro_batch(t, b);
         forward(t);
         backward(t);
     }
-    take_and_give(t, BUFFER_UPDATE, top, s->sizes.temporaries);
-    give(t, BUFFER_KEPT_LOGITS, top);
-    give(t, BUFFER_IDS, top);
+    step_take_and_give(t, BUFFER_UPDATE, top, s->sizes.temporaries);
+    step_give(t, BUFFER_KEPT_LOGITS, top);
+    step_give(t, BUFFER_IDS, top);
 }
 
 /* Bytes in blocks; what a caching allocator reserves beyond them stays. */
@@ -601,6 +554,7 @@ mz_code step_memory(mz_step *s, mz_step_outcome *o, mz_err *err) {
         if (code != MZ_OK)
             return code;
         s->rank_peak[r] = memory.peak;
+        memcpy(s->rank_memory + (int64_t)r * MZ_MEM_CATEGORIES, memory.most, sizeof memory.most);
         s->rank_replicas[r] = memory.most[MZ_MEM_REPLICAS];
         s->rank_buffers[r] = memory.most[MZ_MEM_TOKEN_BUFFERS];
         if (memory.overflowed && o->fits) {
@@ -614,9 +568,13 @@ mz_code step_memory(mz_step *s, mz_step_outcome *o, mz_err *err) {
         s->rank_peak[r] = s->rank_peak[r % s->ep];
         s->rank_replicas[r] = s->rank_replicas[r % s->ep];
         s->rank_buffers[r] = s->rank_buffers[r % s->ep];
+        memcpy(s->rank_memory + (int64_t)r * MZ_MEM_CATEGORIES,
+               s->rank_memory + (int64_t)(r % s->ep) * MZ_MEM_CATEGORIES,
+               sizeof *s->rank_memory * MZ_MEM_CATEGORIES);
     }
     o->rank_peak_bytes = s->rank_peak;
     o->rank_replica_bytes = s->rank_replicas;
     o->rank_token_buffer_bytes = s->rank_buffers;
+    o->rank_memory_bytes = s->rank_memory;
     return MZ_OK;
 }

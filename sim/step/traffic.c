@@ -81,9 +81,8 @@ static void fill_messages(mz_step *s, const step_at *at, step_traffic traffic, i
     x->messages = count;
 }
 
-/* Bytes of rank r (of the group) by port, and copied on its device; returns the latter. */
-static double fill_lanes(mz_step *s, const step_at *at, step_traffic traffic, int32_t chunk,
-                         int32_t r) {
+double step_fill_lanes(mz_step *s, const step_at *at, step_traffic traffic, int32_t chunk,
+                       int32_t r) {
     static const step_lanes none = {0};
     const bool back = is_backward(traffic), mirrored = is_mirrored(traffic);
     const int64_t row = step_row_bytes(s, at->call, traffic);
@@ -102,6 +101,12 @@ static double fill_lanes(mz_step *s, const step_at *at, step_traffic traffic, in
     return (double)(row * l->copied + again * a->copied);
 }
 
+void step_count_traffic(mz_step *s, const step_call *call, step_traffic traffic) {
+    s->traffic_bytes[traffic] += step_row_bytes(s, call, traffic) *
+                                     (is_backward(traffic) ? call->back_off_rows : call->off_rows) +
+                                 step_again_bytes(s, call, traffic) * call->again_off_rows;
+}
+
 void step_build_rows(mz_step *s, const step_at *at, step_traffic traffic, mz_phase phase,
                      int32_t chunk, const mz_task *also) {
     if (s->code != MZ_OK || s->ep == 1)
@@ -109,7 +114,7 @@ void step_build_rows(mz_step *s, const step_at *at, step_traffic traffic, mz_pha
     const bool sized = traffic == TRAFFIC_DISPATCH || traffic == TRAFFIC_BACK_DISPATCH;
     const step_join join = {STREAM_COMM, phase, at->layer, true, also, sized ? s->counted : NULL};
     for (int32_t r = 0; r < s->ep; r++) {
-        const double copied = fill_lanes(s, at, traffic, chunk, r);
+        const double copied = step_fill_lanes(s, at, traffic, chunk, r);
         if (copied > 0)
             step_copy(s, at->first + r, copied, join);
     }
@@ -123,12 +128,8 @@ void step_build_rows(mz_step *s, const step_at *at, step_traffic traffic, mz_pha
     if (s->options.network == MZ_NETWORK_FLOW)
         fill_messages(s, at, traffic, chunk, &x);
     step_exchange(s, &x, join);
-    if (chunk > 0)
-        return; /* the first chunk counts for all */
-    s->traffic_bytes[traffic] +=
-        step_row_bytes(s, at->call, traffic) *
-            (is_backward(traffic) ? at->call->back_off_rows : at->call->off_rows) +
-        step_again_bytes(s, at->call, traffic) * at->call->again_off_rows;
+    if (chunk <= 0) /* the first chunk counts for all */
+        step_count_traffic(s, at->call, traffic);
 }
 
 void step_build_counts(mz_step *s, const step_at *at, int64_t bytes) {
