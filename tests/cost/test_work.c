@@ -1,0 +1,191 @@
+/* Measured kinds of work: fits, tiles of products, and the profile's JSON. */
+#include "common/io/json.h"
+#include "sim/cost/work.h"
+#include "tests/harness.h"
+
+#include <math.h>
+
+static void near(double value, double wanted, double off) {
+    if (!(fabs(value - wanted) <= off * (1 + fabs(wanted))))
+        fail_msg("%.17g instead of %.17g", value, wanted);
+}
+
+static mz_fit_sample samples[8];
+
+/* seconds = 2 + 3 rows + 0.5 bytes, measured a tenth slower at the second of two sizes. */
+static mz_fit line(void) {
+    mz_fit fit = {.term = {2, 3, 0.5}, .samples = 2, .sample = samples};
+    samples[0] = (mz_fit_sample){.size = {10, 4, 100}, .seconds = 82};
+    samples[1] = (mz_fit_sample){.size = {1000, 4, 10000}, .seconds = 1.1 * 8002};
+    mz_fit_finish(&fit, MZ_WORK_PACK);
+    return fit;
+}
+
+static void fits_are_exact_at_samples_and_between_them_between(void **state) {
+    (void)state;
+    const mz_fit fit = line();
+    const double middle[MZ_FIT_SIZES] = {100, 4, 1000};
+    near(mz_fit_seconds(&fit, MZ_WORK_PACK, samples[0].size), 82, 1e-9);
+    near(mz_fit_seconds(&fit, MZ_WORK_PACK, samples[1].size), 8802.2, 1e-6);
+    /* weights by hand: distances in log(1 + size), inverse fourth powers */
+    double weight[2];
+    for (int i = 0; i < 2; i++) {
+        double d2 = 0;
+        for (int k = 0; k < 3; k++)
+            d2 += pow(log1p(middle[k]) - log1p(samples[i].size[k]), 2);
+        weight[i] = 1 / (d2 * d2);
+    }
+    const double ratio = (weight[0] + 1.1 * weight[1]) / (weight[0] + weight[1]);
+    near(mz_fit_seconds(&fit, MZ_WORK_PACK, middle), ratio * 802, 1e-9);
+}
+
+static void work_without_measurements_takes_its_bytes(void **state) {
+    (void)state;
+    const mz_device device = {.memory_bytes_per_s = 1000, .memory_efficiency = 0.5, .speed = 2};
+    near(mz_cost_work(&device, MZ_WORK_PACK, 10, 4, 100), 0.1, 1e-12);
+    near(mz_cost_work(&device, MZ_WORK_PACK, 0, 4, 100), 0, 0);
+}
+
+static void measured_work_takes_what_was_measured(void **state) {
+    (void)state;
+    mz_measured measured = {.workers = 1};
+    measured.fit[MZ_WORK_PACK] = line();
+    const mz_device device = {
+        .memory_bytes_per_s = 1000, .memory_efficiency = 0.5, .speed = 2, .measured = &measured};
+    near(mz_cost_work(&device, MZ_WORK_PACK, 10, 4, 100), 41, 1e-9);
+    near(mz_cost_work(&device, MZ_WORK_COMBINE, 10, 4, 100), 0.1, 1e-12);
+}
+
+/* Tiles of 4 rows, of weight gradients 3 columns of n, on three workers, by hand: every next tile
+ * to the worker that is free first. */
+static double by_hand(const mz_measured *m, mz_work work, const int64_t *rows, int groups,
+                      int64_t n, int64_t k) {
+    double busy[3] = {0};
+    const bool wgrad = work == MZ_WORK_WGRAD;
+    const int64_t tile = wgrad ? 3 : 4;
+    for (int g = 0; g < groups; g++) {
+        const int64_t side = wgrad ? n : rows[g];
+        for (int64_t at = 0; at < side; at += tile) {
+            const double part = (double)(side - at < tile ? side - at : tile);
+            const double size[MZ_FIT_SIZES] = {wgrad ? (double)rows[g] : part,
+                                               wgrad ? part : (double)n, (double)k};
+            int first = 0;
+            for (int w = 1; w < 3; w++)
+                first = busy[w] < busy[first] ? w : first;
+            busy[first] += mz_fit_seconds(&m->fit[work], work, size);
+        }
+    }
+    return m->call_s + fmax(busy[0], fmax(busy[1], busy[2]));
+}
+
+static void products_are_tiles_taken_in_turn(void **state) {
+    (void)state;
+    static const mz_work works[] = {MZ_WORK_FORWARD, MZ_WORK_DGRAD, MZ_WORK_WGRAD, MZ_WORK_UP};
+    static const mz_gemm_kind kinds[] = {MZ_GEMM_FORWARD, MZ_GEMM_DGRAD, MZ_GEMM_WGRAD};
+    mz_measured m = {.workers = 3, .call_s = 5};
+    for (int w = 0; w < 4; w++) {
+        m.fit[works[w]] =
+            (mz_fit){.term = {1, 0.25, 0.5, 0.125 * (w + 1)}, .samples = 1, .sample = &samples[w]};
+        m.tiling[works[w]] =
+            works[w] == MZ_WORK_WGRAD ? (mz_tiling){0, 3, 0} : (mz_tiling){4, 0, 0};
+        samples[w] = (mz_fit_sample){.size = {4, 3, 6}, .seconds = 30};
+        mz_fit_finish(&m.fit[works[w]], works[w]);
+    }
+    const mz_device device = {.speed = 1, .measured = &m};
+    const mz_cost_effects all = {true, true};
+    for (int trial = 0; trial < 50; trial++) {
+        int64_t rows[6], n = 1 + rand() % 10, k = 1 + rand() % 9;
+        const int groups = 1 + rand() % 6;
+        for (int g = 0; g < groups; g++)
+            rows[g] = rand() % 4 == 0 ? 0 : rand() % 14;
+        rows[0] = 5;
+        for (int w = 0; w < 3; w++)
+            near(mz_cost_grouped_gemm(&device, all, kinds[w], rows, groups, n, k),
+                 by_hand(&m, works[w], rows, groups, n, k), 1e-9);
+        near(mz_cost_expert_up(&device, all, rows, groups, 3, k),
+             by_hand(&m, MZ_WORK_UP, rows, groups, 6, k), 1e-9);
+    }
+}
+
+static void a_profile_reads_back_what_it_says(void **state) {
+    (void)state;
+    mz_arena arena = {0};
+    mz_err err;
+    mz_measured m = {.machine = "here",
+                     .backend = "host",
+                     .transport = "local",
+                     .processes = 1,
+                     .workers = 2,
+                     .call_s = 1e-6},
+                *read = NULL;
+    mz_fit_sample tile = {.size = {4, 3, 6}, .seconds = 30};
+    m.fit[MZ_WORK_PACK] = line();
+    m.fit[MZ_WORK_WGRAD] = (mz_fit){.term = {1, 2, 3, 4}, .samples = 1, .sample = &tile};
+    mz_fit_finish(&m.fit[MZ_WORK_WGRAD], MZ_WORK_WGRAD);
+    m.tiling[MZ_WORK_WGRAD] = (mz_tiling){0, 256, 128};
+    json_t *json = mz_measured_json(&m);
+    assert_non_null(json);
+    assert_int_equal(mz_measured_read(json, "x", &arena, &read, &err), MZ_OK);
+    assert_int_equal(read->workers, 2);
+    assert_int_equal(read->tiling[MZ_WORK_WGRAD].n, 256);
+    assert_int_equal(read->tiling[MZ_WORK_WGRAD].k, 128);
+    assert_int_equal(read->fit[MZ_WORK_COMBINE].samples, 0);
+    near(read->fit[MZ_WORK_PACK].sample[1].ratio, 1.1, 1e-9);
+    near(read->fit[MZ_WORK_WGRAD].term[3], 4, 0);
+    json_decref(json);
+    mz_arena_free(&arena);
+}
+
+/* What is wrong in a profile is named by its place. */
+static void bad_measurements_are_refused(void **state) {
+    (void)state;
+    static const struct {
+        const char *kinds, *words;
+    } bad[] = {
+        {"{\"pakc\": {}}", "x.kinds.pakc"},
+        {"{\"pack\": {\"terms\": [1, 2], \"rows\": [1], \"cols\": [1], \"bytes\": [1], "
+         "\"seconds\": [1]}}",
+         "'terms' has 2 numbers, must have 3"},
+        {"{\"pack\": {\"terms\": [1, 2, 3], \"rows\": [1], \"cols\": [1, 2], \"bytes\": [1], "
+         "\"seconds\": [1]}}",
+         "'cols' has 2 numbers, must have 1"},
+        {"{\"pack\": {\"terms\": [1, 2, -3], \"rows\": [1], \"cols\": [1], \"bytes\": [1], "
+         "\"seconds\": [1]}}",
+         "'terms' number 2"},
+        {"{\"pack\": {\"terms\": [1, 2, 3], \"rows\": [], \"cols\": [], \"bytes\": [], "
+         "\"seconds\": []}}",
+         "no samples"},
+        {"{\"product_wgrad\": {\"terms\": [1, 2, 3, 4], \"m\": [1], \"n\": [1], \"k\": [1], "
+         "\"seconds\": [1], \"tile_rows\": 0, \"tile_n\": -1, \"tile_k\": 0}}",
+         "tile_n"},
+    };
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        char text[700];
+        mz_arena arena = {0};
+        mz_err err = {0};
+        mz_measured *read = NULL;
+        snprintf(text, sizeof text,
+                 "{\"machine\": \"m\", \"backend\": \"host\", \"transport\": \"local\", "
+                 "\"processes\": 1, \"workers\": 1, \"call\": 0, \"kinds\": %s}",
+                 bad[i].kinds);
+        json_t *json = json_loads(text, 0, NULL);
+        assert_non_null(json);
+        assert_int_equal(mz_measured_read(json, "x", &arena, &read, &err), MZ_EINPUT);
+        if (!strstr(err.msg, bad[i].words))
+            fail_msg("case %zu: %s", i, err.msg);
+        json_decref(json);
+        mz_arena_free(&arena);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(fits_are_exact_at_samples_and_between_them_between),
+        cmocka_unit_test(work_without_measurements_takes_its_bytes),
+        cmocka_unit_test(measured_work_takes_what_was_measured),
+        cmocka_unit_test(products_are_tiles_taken_in_turn),
+        cmocka_unit_test(a_profile_reads_back_what_it_says),
+        cmocka_unit_test(bad_measurements_are_refused),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
