@@ -443,6 +443,8 @@ static mz_code fill_result(sim_job *job, mz_err *err) {
     r->run = mz_calloc((size_t)job->count, sizeof *r->run);
     r->runs = job->count;
     r->timing = job->args.timing;
+    r->detail = job->args.detail;
+    r->kind = job->args.scope == MZ_SCOPE_LAYERS ? "prediction" : NULL;
     if (!r->trace || !r->settings || !r->run)
         return mz_fail_nomem(err, "the result");
     return mz_sim_results(job->sim, r->run, err);

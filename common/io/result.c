@@ -85,7 +85,72 @@ static json_t *phases_json(const mz_run *run, int *failed) {
     return object;
 }
 
-static json_t *run_json(const mz_run *run, bool timing, int *failed) {
+static json_t *reals_json(const double *value, int64_t count, int *failed) {
+    json_t *list = json_array();
+    for (int64_t i = 0; i < count; i++)
+        *failed += json_array_append_new(list, real_or_null(value[i])) != 0;
+    return list;
+}
+
+static json_t *integers_json(const int64_t *value, int64_t count, int *failed) {
+    json_t *list = json_array();
+    for (int64_t i = 0; i < count; i++)
+        *failed += json_array_append_new(list, json_integer(value[i])) != 0;
+    return list;
+}
+
+/* Rows of `cols` numbers. */
+static json_t *phase_rows(const mz_run *run, const double *value, int64_t rows, int *failed) {
+    json_t *list = json_array();
+    for (int64_t i = 0; i < rows; i++)
+        *failed += json_array_append_new(
+                       list, reals_json(value + i * run->phases, run->phases, failed)) != 0;
+    return list;
+}
+
+static json_t *seconds_json(const mz_run *run, int *failed) {
+    json_t *steps = json_array();
+    const int64_t layer = (int64_t)run->ranks * run->phases;
+    for (int64_t i = 0; i < run->steps; i++) {
+        json_t *layers = json_array();
+        for (int64_t l = 0; l < run->detail_layers; l++)
+            *failed +=
+                json_array_append_new(
+                    layers, phase_rows(run, run->detail_s + (i * run->detail_layers + l) * layer,
+                                       run->ranks, failed)) != 0;
+        *failed += json_array_append_new(steps, layers) != 0;
+    }
+    return steps;
+}
+
+static json_t *memory_rows(const mz_run *run, int *failed) {
+    json_t *list = json_array();
+    for (int32_t i = 0; i < run->ranks; i++)
+        *failed += json_array_append_new(
+                       list, integers_json(run->rank_memory_bytes + (int64_t)i * MZ_MEM_CATEGORIES,
+                                           MZ_MEM_CATEGORIES, failed)) != 0;
+    return list;
+}
+
+/* What the datasets of the HDF5 file hold, under their names. */
+static json_t *detail_json(const mz_run *run, int *failed) {
+    json_t *o = json_object();
+    if (run->step_s)
+        put(o, "step_time_s", reals_json(run->step_s, run->steps, failed), failed);
+    if (run->step_ordinal)
+        put(o, "step_ordinal", integers_json(run->step_ordinal, run->steps, failed), failed);
+    if (run->rank_busy_s)
+        put(o, "rank_busy_s", reals_json(run->rank_busy_s, run->ranks, failed), failed);
+    if (run->rank_peak_bytes)
+        put(o, "rank_peak_bytes", integers_json(run->rank_peak_bytes, run->ranks, failed), failed);
+    if (run->rank_memory_bytes)
+        put(o, "rank_memory_bytes", memory_rows(run, failed), failed);
+    if (run->detail_s)
+        put(o, "detail_s", seconds_json(run, failed), failed);
+    return o;
+}
+
+static json_t *run_json(const mz_run *run, const mz_result *result, int *failed) {
     json_t *o = json_object();
     put(o, "policy", mz_json_text(run->policy), failed);
     put(o, "system", text_or_null(run->system), failed);
@@ -119,8 +184,10 @@ static json_t *run_json(const mz_run *run, bool timing, int *failed) {
     put(o, "phases_s", phases_json(run, failed), failed);
     put(o, "planner_s", real_or_null(run->planner_s), failed);
     put(o, "planner_hidden_s", real_or_null(run->planner_hidden_s), failed);
-    if (timing)
+    if (result->timing)
         put(o, "planner_measured_s", real_or_null(run->planner_measured_s), failed);
+    if (result->detail)
+        put(o, "detail", detail_json(run, failed), failed);
     return o;
 }
 
@@ -128,12 +195,16 @@ json_t *mz_result_json(const mz_result *result) {
     int failed = 0;
     json_t *root = json_object(), *runs = json_array();
     put(root, "schema", json_string("mizan-result/1"), &failed);
+    if (result->kind)
+        put(root, "kind", json_string(result->kind), &failed);
+    if (result->kind && strcmp(result->kind, "measurement") == 0)
+        put(root, "prediction_digest", text_or_null(result->prediction), &failed);
     put(root, "trace", shared_or_null(result->trace), &failed);
     put(root, "model", shared_or_null(result->model), &failed);
     put(root, "cluster", shared_or_null(result->cluster), &failed);
     put(root, "settings", shared_or_null(result->settings), &failed);
     for (int i = 0; i < result->runs; i++)
-        if (json_array_append_new(runs, run_json(&result->run[i], result->timing, &failed)) != 0)
+        if (json_array_append_new(runs, run_json(&result->run[i], result, &failed)) != 0)
             failed++;
     put(root, "runs", runs, &failed);
     if (failed) {
@@ -305,21 +376,50 @@ static bool write_text_attribute(hid_t object, const char *name, const char *tex
     return good;
 }
 
-/* A dataset without object times: the same results are the same bytes. */
-static bool write_dataset(hid_t group, const char *name, hid_t file_type, hid_t memory_type,
-                          int64_t count, const void *data, const char *unit,
-                          const char *long_name) {
-    hsize_t size = (hsize_t)count;
-    hid_t space = count < 0 ? H5Screate(H5S_SCALAR) : H5Screate_simple(1, &size, NULL);
+enum { DIMENSIONS_MOST = 4 };
+
+/* What is written of one dataset. dimensions 0: one value. */
+typedef struct dataset_of {
+    const char *name;
+    hid_t file_type, memory_type;
+    int dimensions;
+    hsize_t size[DIMENSIONS_MOST];
+    const void *data;
+    const char *unit, *long_name;
+    const char *axes, *columns; /* names of the dimensions, of the last one's items; or NULL */
+} dataset_of;
+
+static bool describe_dataset(hid_t dataset, const dataset_of *d) {
+    return write_text_attribute(dataset, "units", d->unit) &&
+           write_text_attribute(dataset, "long_name", d->long_name) &&
+           (!d->axes || write_text_attribute(dataset, "dimensions", d->axes)) &&
+           (!d->columns || write_text_attribute(dataset, "columns", d->columns));
+}
+
+/* Without object times: the same results are the same bytes. More than one dimension: a chunk per
+ * item of the first, compressed. */
+static bool write_dataset(hid_t group, const dataset_of *d) {
+    hid_t space =
+        d->dimensions ? H5Screate_simple(d->dimensions, d->size, NULL) : H5Screate(H5S_SCALAR);
     hid_t properties = H5Pcreate(H5P_DATASET_CREATE);
     hid_t dataset = -1;
-    if (space >= 0 && properties >= 0 && H5Pset_obj_track_times(properties, false) >= 0)
-        dataset = H5Dcreate2(group, name, file_type, space, H5P_DEFAULT, properties, H5P_DEFAULT);
-    bool good =
+    bool some = true;
+    hsize_t chunk[DIMENSIONS_MOST];
+    for (int i = 0; i < d->dimensions; i++) {
+        some = some && d->size[i] > 0;
+        chunk[i] = i == 0 ? 1 : d->size[i];
+    }
+    bool good = space >= 0 && properties >= 0 && H5Pset_obj_track_times(properties, false) >= 0;
+    if (good && some && d->dimensions > 1)
+        good = H5Pset_chunk(properties, d->dimensions, chunk) >= 0 &&
+               H5Pset_shuffle(properties) >= 0 && H5Pset_deflate(properties, 4) >= 0;
+    if (good)
+        dataset =
+            H5Dcreate2(group, d->name, d->file_type, space, H5P_DEFAULT, properties, H5P_DEFAULT);
+    good =
         dataset >= 0 &&
-        (count == 0 || H5Dwrite(dataset, memory_type, H5S_ALL, H5S_ALL, H5P_DEFAULT, data) >= 0) &&
-        write_text_attribute(dataset, "units", unit) &&
-        write_text_attribute(dataset, "long_name", long_name);
+        (!some || H5Dwrite(dataset, d->memory_type, H5S_ALL, H5S_ALL, H5P_DEFAULT, d->data) >= 0) &&
+        describe_dataset(dataset, d);
     if (dataset >= 0)
         good = H5Dclose(dataset) >= 0 && good;
     if (properties >= 0)
@@ -339,17 +439,85 @@ static hid_t create_group(hid_t parent, const char *name) {
     return group;
 }
 
+static bool write_reals(hid_t group, const char *name, const double *value, int64_t count,
+                        const char *unit, const char *long_name) {
+    const dataset_of d = {.name = name,
+                          .file_type = H5T_IEEE_F64LE,
+                          .memory_type = H5T_NATIVE_DOUBLE,
+                          .dimensions = 1,
+                          .size = {value ? (hsize_t)count : 0},
+                          .data = value,
+                          .unit = unit,
+                          .long_name = long_name};
+    return write_dataset(group, &d);
+}
+
+static bool write_integers(hid_t group, const char *name, const int64_t *value, int64_t count,
+                           const char *unit, const char *long_name) {
+    const dataset_of d = {.name = name,
+                          .file_type = H5T_STD_I64LE,
+                          .memory_type = H5T_NATIVE_INT64,
+                          .dimensions = 1,
+                          .size = {value ? (hsize_t)count : 0},
+                          .data = value,
+                          .unit = unit,
+                          .long_name = long_name};
+    return write_dataset(group, &d);
+}
+
+/* Names behind each other, separated by commas. */
+static void add_name(char *text, size_t size, const char *name) {
+    const size_t used = strlen(text);
+    snprintf(text + used, size - used, "%s%s", used ? "," : "", name);
+}
+
+static bool write_memory(hid_t group, const mz_run *run) {
+    char names[256] = "";
+    for (int c = 0; c < MZ_MEM_CATEGORIES; c++)
+        add_name(names, sizeof names, mz_memcat_name((mz_memcat)c));
+    const dataset_of d = {.name = "rank_memory_bytes",
+                          .file_type = H5T_STD_I64LE,
+                          .memory_type = H5T_NATIVE_INT64,
+                          .dimensions = 2,
+                          .size = {(hsize_t)run->ranks, MZ_MEM_CATEGORIES},
+                          .data = run->rank_memory_bytes,
+                          .unit = "bytes",
+                          .long_name = "the most of each category on each rank",
+                          .axes = "rank,category",
+                          .columns = names};
+    return write_dataset(group, &d);
+}
+
+static bool write_detail(hid_t group, const mz_run *run) {
+    char names[1024] = "";
+    for (int p = 0; p < run->phases; p++)
+        add_name(names, sizeof names, run->phase_name[p]);
+    const dataset_of d = {.name = "detail_s",
+                          .file_type = H5T_IEEE_F64LE,
+                          .memory_type = H5T_NATIVE_DOUBLE,
+                          .dimensions = 4,
+                          .size = {(hsize_t)run->steps, (hsize_t)run->detail_layers,
+                                   (hsize_t)run->ranks, (hsize_t)run->phases},
+                          .data = run->detail_s,
+                          .unit = "s",
+                          .long_name = "busy time; the last layer stands for the whole step",
+                          .axes = "step,layer,rank,phase",
+                          .columns = names};
+    return write_dataset(group, &d);
+}
+
 static bool write_run(hid_t group, const mz_run *run) {
-    int64_t steps = run->step_s ? run->steps : 0;
-    int64_t busy = run->rank_busy_s ? run->ranks : 0;
-    int64_t peaks = run->rank_peak_bytes ? run->ranks : 0;
     return write_text_attribute(group, "policy", run->policy) &&
-           write_dataset(group, "step_time_s", H5T_IEEE_F64LE, H5T_NATIVE_DOUBLE, steps,
-                         run->step_s, "s", "time of each step") &&
-           write_dataset(group, "rank_busy_s", H5T_IEEE_F64LE, H5T_NATIVE_DOUBLE, busy,
-                         run->rank_busy_s, "s", "mean compute busy time of each rank per step") &&
-           write_dataset(group, "rank_peak_bytes", H5T_STD_I64LE, H5T_NATIVE_INT64, peaks,
-                         run->rank_peak_bytes, "bytes", "peak memory of each rank");
+           write_reals(group, "step_time_s", run->step_s, run->steps, "s", "time of each step") &&
+           write_reals(group, "rank_busy_s", run->rank_busy_s, run->ranks, "s",
+                       "mean compute busy time of each rank per step") &&
+           write_integers(group, "rank_peak_bytes", run->rank_peak_bytes, run->ranks, "bytes",
+                          "peak memory of each rank") &&
+           (!run->step_ordinal ||
+            write_integers(group, "step_ordinal", run->step_ordinal, run->steps, "none",
+                           "which step of the window each record is")) &&
+           (!run->rank_memory_bytes || write_memory(group, run)) &&
+           (!run->detail_s || write_detail(group, run));
 }
 
 static bool write_runs(hid_t file, const mz_result *result) {
@@ -371,11 +539,15 @@ static bool write_runs(hid_t file, const mz_result *result) {
 static bool write_root(hid_t file, const char *producer, const char *json) {
     int32_t version = 1;
     hid_t type = text_type(json);
+    const dataset_of text = {.name = "json",
+                             .file_type = type,
+                             .memory_type = type,
+                             .data = json,
+                             .unit = "none",
+                             .long_name = "the whole result as JSON (mizan-result/1)"};
     bool good = type >= 0 && write_text_attribute(file, "format", "mizan-result") &&
                 write_attribute(file, "format_version", H5T_NATIVE_INT32, &version) &&
-                write_text_attribute(file, "producer", producer) &&
-                write_dataset(file, "json", type, type, -1, json, "none",
-                              "the whole result as JSON (mizan-result/1)");
+                write_text_attribute(file, "producer", producer) && write_dataset(file, &text);
     if (type >= 0)
         H5Tclose(type);
     return good;
@@ -401,7 +573,9 @@ static mz_code json_text(const mz_result *result, char **text, mz_err *err) {
     FILE *memory = open_memstream(text, &size);
     if (!memory)
         return mz_fail_nomem(err, "the result as JSON");
-    mz_code code = mz_result_print_json(result, memory, err);
+    mz_result plain = *result;
+    plain.detail = false; /* that is in the datasets */
+    mz_code code = mz_result_print_json(&plain, memory, err);
     if (fclose(memory) != 0 && !code)
         code = mz_fail_nomem(err, "the result as JSON");
     return code;

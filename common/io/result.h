@@ -58,8 +58,13 @@ typedef struct mz_run {
     int64_t steps;
     double *step_s; /* [steps], owned by the caller */
     int32_t ranks;
-    double *rank_busy_s;      /* [ranks] mean compute busy time per step */
-    int64_t *rank_peak_bytes; /* [ranks] */
+    double *rank_busy_s;              /* [ranks] mean compute busy time per step */
+    int64_t *rank_peak_bytes;         /* [ranks] */
+    const int64_t *rank_memory_bytes; /* [ranks][MZ_MEM_CATEGORIES] the most of each, or NULL */
+    const int64_t *step_ordinal; /* [steps] which step of the window a record is, where a replay
+                                    repeats them; NULL: 0, 1, 2, ... */
+    int32_t detail_layers;       /* of detail_s; the last one stands for the whole step */
+    const double *detail_s;      /* [steps][detail_layers][ranks][phases] busy time, or NULL */
 } mz_run;
 
 typedef struct mz_result {
@@ -67,6 +72,9 @@ typedef struct mz_result {
     mz_run *run; /* [runs], from malloc; owned by the result (what its pointers show is not) */
     int runs;
     bool timing;
+    bool detail;         /* JSON has what HDF5 always has: figures by step, layer, rank, phase */
+    const char *kind;    /* "prediction", "measurement", or NULL: of a whole step */
+    char prediction[80]; /* of a measurement: digest of the prediction read before it, "" none */
 } mz_result;
 
 json_t *mz_result_json(const mz_result *result); /* NULL when memory is short */
@@ -74,7 +82,8 @@ mz_code mz_result_print_json(const mz_result *result, FILE *out, mz_err *err);
 /* Lossless policies first, then the lossy ones, each in the order given. Columns named with units
  * and direction; widths fit 100 columns. */
 void mz_result_print_table(const mz_result *result, FILE *out);
-/* HDF5, written whole or not at all; the JSON text is stored beside the datasets. */
+/* HDF5, written whole or not at all; the JSON text, without detail, is stored beside the datasets.
+ */
 mz_code mz_result_write(const mz_result *result, const char *path, const char *producer,
                         mz_err *err);
 void mz_result_free(mz_result *result);

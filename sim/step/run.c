@@ -30,9 +30,12 @@ typedef struct sim_policy {
     char oom[256];
     int64_t over_budget_calls;
     char over_budget[192];
-    double *rank_busy;  /* [ranks] sums */
-    double *rank_mean;  /* [ranks] sums / steps */
-    int64_t *rank_peak; /* [ranks] maxima */
+    double *detail; /* [steps][detail_layers][ranks][MZ_PHASES], grows; where wanted */
+    size_t detail_cap;
+    int64_t *rank_memory; /* [ranks][MZ_MEM_CATEGORIES] maxima */
+    double *rank_busy;    /* [ranks] sums */
+    double *rank_mean;    /* [ranks] sums / steps */
+    int64_t *rank_peak;   /* [ranks] maxima */
     mz_sizing replicas, token_buffers;
 } sim_policy;
 
@@ -67,7 +70,8 @@ static mz_code init_policy(mz_sim *sim, sim_policy *p, const char *text, mz_err 
     p->rank_busy = MZ_NEW(&sim->arena, double, sim->ranks);
     p->rank_mean = MZ_NEW(&sim->arena, double, sim->ranks);
     p->rank_peak = MZ_NEW(&sim->arena, int64_t, sim->ranks);
-    if (!mz_sizing_init(&p->replicas, sim->ranks, &sim->arena) ||
+    p->rank_memory = MZ_NEW(&sim->arena, int64_t, (int64_t)sim->ranks * MZ_MEM_CATEGORIES);
+    if (!p->rank_memory || !mz_sizing_init(&p->replicas, sim->ranks, &sim->arena) ||
         !mz_sizing_init(&p->token_buffers, sim->ranks, &sim->arena) || !p->rank_busy ||
         !p->rank_mean || !p->rank_peak)
         return mz_fail_nomem(err, "a policy");
@@ -138,6 +142,7 @@ void mz_sim_free(mz_sim **out) {
         free(p->imbalance);
         free(p->bound_hosts);
         free(p->bound_any);
+        free(p->detail);
     }
     mz_arena_free(&sim->arena);
     free(sim);
@@ -332,6 +337,9 @@ static void note_memory(mz_sim *sim, sim_policy *p, const mz_step_outcome *o) {
     for (int32_t r = 0; r < sim->ranks; r++)
         if (o->rank_peak_bytes[r] > p->rank_peak[r])
             p->rank_peak[r] = o->rank_peak_bytes[r];
+    for (int64_t i = 0; i < (int64_t)sim->ranks * MZ_MEM_CATEGORIES; i++)
+        if (o->rank_memory_bytes[i] > p->rank_memory[i])
+            p->rank_memory[i] = o->rank_memory_bytes[i];
     mz_sizing_add(&p->replicas, o->rank_replica_bytes);
     mz_sizing_add(&p->token_buffers, o->rank_token_buffer_bytes);
     if (o->peak_bytes > p->peak) {
@@ -343,6 +351,21 @@ static void note_memory(mz_sim *sim, sim_policy *p, const mz_step_outcome *o) {
         p->overflowed = true;
         memcpy(p->oom, o->oom, sizeof p->oom);
     }
+}
+
+static int32_t detail_layers(const mz_sim *sim) {
+    return sim->model->layers + 1;
+}
+
+static mz_code note_detail(mz_sim *sim, sim_policy *p, const double *detail, mz_err *err) {
+    const size_t one = (size_t)detail_layers(sim) * (size_t)sim->ranks * MZ_PHASES;
+    if (!detail)
+        return MZ_OK;
+    if (!mz_grow((void **)&p->detail, &p->detail_cap, one * ((size_t)sim->steps + 1),
+                 sizeof *p->detail))
+        return mz_fail_nomem(err, "times by layer, rank and phase; leave --detail out");
+    memcpy(p->detail + one * (size_t)sim->steps, detail, sizeof *detail * one);
+    return MZ_OK;
 }
 
 static mz_code finish_step(mz_sim *sim, sim_policy *p, mz_err *err) {
@@ -368,7 +391,7 @@ static mz_code finish_step(mz_sim *sim, sim_policy *p, mz_err *err) {
     for (int32_t r = 0; o.rank_busy_s && r < sim->ranks; r++)
         p->rank_busy[r] += o.rank_busy_s[r];
     note_memory(sim, p, &o);
-    return MZ_OK;
+    return note_detail(sim, p, o.detail_s, err);
 }
 
 static mz_code begin_step(mz_sim *sim, const mz_step_head *head, mz_err *err) {
@@ -495,7 +518,10 @@ static mz_code put_run(mz_sim *sim, sim_policy *p, mz_run *run, mz_err *err) {
                     .step_s = p->step_s,
                     .ranks = sim->ranks,
                     .rank_busy_s = p->rank_mean,
-                    .rank_peak_bytes = p->rank_peak};
+                    .rank_peak_bytes = p->rank_peak,
+                    .rank_memory_bytes = p->rank_memory,
+                    .detail_layers = p->detail ? detail_layers(sim) : 0,
+                    .detail_s = p->detail};
     snprintf(run->policy, sizeof run->policy, "%s", mz_planner_text(p->planner));
     snprintf(run->system, sizeof run->system, "%s", p->traits->label ? p->traits->label : "");
     snprintf(run->oom, sizeof run->oom, "%s", p->oom);
