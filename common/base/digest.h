@@ -1,7 +1,7 @@
 /* SHA-256 (FIPS 180-4), for two purposes: which prediction a replay was held against, and whether
  * two replays computed the same bytes. */
-#ifndef MIZAN_REPLAY_DIGEST_H
-#define MIZAN_REPLAY_DIGEST_H
+#ifndef MIZAN_BASE_DIGEST_H
+#define MIZAN_BASE_DIGEST_H
 
 #include "common/base/err.h"
 

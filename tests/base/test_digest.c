@@ -1,7 +1,7 @@
 /* SHA-256 against the examples of FIPS 180-4 and against itself cut in pieces. */
 #include "tests/harness.h"
 
-#include "replay/digest.h"
+#include "common/base/digest.h"
 
 static void assert_digest(const mz_digest *d, const char *expected) {
     unsigned char digest[MZ_DIGEST_BYTES];

@@ -1,4 +1,4 @@
-#include "replay/digest.h"
+#include "common/base/digest.h"
 
 #include <errno.h>
 #include <stdio.h>
