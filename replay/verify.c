@@ -1,0 +1,600 @@
+#include "replay/verify.h"
+
+#include "common/base/arena.h"
+#include "common/base/rng.h"
+#include "kernels/kernels.h"
+#include "replay/data.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { LAYER_STREAM = 0x6c617965, TOKEN_STREAM = 0x746f6b65, VALUE_STREAM = 0x76616c75 };
+/* Pairs of one (source, expert) whose scores are computed again at most. */
+enum { SCORES_MOST = 96 };
+
+/* Pairs with gradient of one micro-batch, [R][most] with most the pairs of the fullest rank. */
+typedef struct kept_pairs {
+    uint8_t *flag;
+    int64_t most, room;
+    bool seen;
+} kept_pairs;
+
+struct mz_verify {
+    mz_replay_job job;
+    mz_verify_options options;
+    mz_engine *engine;
+    mz_transport *transport;
+    mz_experts *experts;
+    double tolerance;
+    int64_t ordinal;
+    int32_t layer, micro_batches;
+    float *base;        /* [MZ_DATA_ROWS][H] */
+    float *weight;      /* [E][2I*H + H*I] of the layer as the step began */
+    float *gradient;    /* [2I*H + H*I] */
+    double *x, *g, *dx; /* [H] */
+    double *u, *v, *h, *dh, *sum, *square;
+    void *row; /* [H] in the job's type, from context memory */
+    float *row_f;
+    kept_pairs *kept; /* [micro_batches] */
+    int32_t kept_room;
+    mz_verified figures;
+    mz_arena arena;
+};
+
+mz_verify_options mz_verify_defaults(void) {
+    return (mz_verify_options){.tokens = 3, .gradients = 2, .values = 4};
+}
+
+mz_verified mz_verify_figures(const mz_verify *v) {
+    return v->figures;
+}
+
+static int64_t expert_values(const mz_verify *v) {
+    return 3 * v->job.hidden * v->job.intermediate;
+}
+
+static mz_code watch(void *self, const mz_engine_seen *seen, mz_err *err);
+
+mz_code mz_verify_create(const mz_replay_job *job, mz_engine *engine, mz_transport *transport,
+                         const mz_verify_options *options, mz_verify **verify, mz_err *err) {
+    const int64_t H = job->hidden, I = job->intermediate;
+    *verify = NULL;
+    mz_verify *v = mz_calloc(1, sizeof *v);
+    if (!v)
+        return mz_fail_nomem(err, "the verification");
+    *v = (mz_verify){.job = *job,
+                     .options = *options,
+                     .engine = engine,
+                     .transport = transport,
+                     .experts = mz_engine_experts(engine),
+                     .tolerance = job->type == MZ_BF16 ? 1.0 / 32 : 1.0 / 16384,
+                     .layer = -1};
+    v->base = MZ_NEW(&v->arena, float, MZ_DATA_ROWS *H);
+    v->weight = MZ_NEW(&v->arena, float, job->experts *expert_values(v));
+    v->gradient = MZ_NEW(&v->arena, float, expert_values(v));
+    double **const rows[] = {&v->x, &v->g, &v->dx, &v->sum, &v->square};
+    double **const inner[] = {&v->u, &v->v, &v->h, &v->dh};
+    bool all = v->base && v->weight && v->gradient;
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
+        all = (*rows[i] = MZ_NEW(&v->arena, double, H)) && all;
+    for (size_t i = 0; i < sizeof inner / sizeof inner[0]; i++)
+        all = (*inner[i] = MZ_NEW(&v->arena, double, I)) && all;
+    v->row = MZ_NEW(&v->arena, float, H);
+    v->row_f = MZ_NEW(&v->arena, float, H);
+    if (!all || !v->row || !v->row_f) {
+        mz_verify_free(&v);
+        return mz_fail_nomem(err, "the verification's weights of one layer");
+    }
+    mz_data_base(job, v->base);
+    mz_engine_set_watch(engine, watch, v);
+    *verify = v;
+    return MZ_OK;
+}
+
+void mz_verify_free(mz_verify **verify) {
+    mz_verify *v = *verify;
+    if (!v)
+        return;
+    for (int32_t m = 0; m < v->kept_room; m++)
+        free(v->kept[m].flag);
+    free(v->kept);
+    mz_arena_free(&v->arena);
+    free(v);
+    *verify = NULL;
+}
+
+/* ---- the reference ------------------------------------------------------------------------------
+ */
+
+static double stored(const mz_verify *v, double value) {
+    return mz_data_round(v->job.type, (float)value);
+}
+
+static void make_row(const mz_verify *v, const mz_replay_call *call, mz_data_kind kind,
+                     int32_t rank, int64_t token, double *row) {
+    const mz_data_row of = mz_data_of(&v->job, call, kind, rank, token);
+    const float *base = v->base + of.base * v->job.hidden;
+    for (int64_t j = 0; j < v->job.hidden; j++)
+        row[j] = mz_data_round(v->job.type, of.scale * base[j]);
+}
+
+static const float *up_of(const mz_verify *v, int32_t expert) {
+    return v->weight + expert * expert_values(v);
+}
+
+static const float *down_of(const mz_verify *v, int32_t expert) {
+    return up_of(v, expert) + 2 * v->job.hidden * v->job.intermediate;
+}
+
+static double dot(const float *w, const double *x, int64_t n) {
+    double sum = 0;
+    for (int64_t j = 0; j < n; j++)
+        sum += (double)w[j] * x[j];
+    return sum;
+}
+
+/* gate, up and activation of unit i for row x, as stored. */
+static void unit_forward(const mz_verify *v, int32_t expert, int64_t i, const double *x, double *u,
+                         double *up, double *h) {
+    const int64_t H = v->job.hidden;
+    const float *w = up_of(v, expert);
+    *u = stored(v, dot(w + i * H, x, H));
+    *up = stored(v, dot(w + (v->job.intermediate + i) * H, x, H));
+    *h = stored(v, *u / (1 + exp(-*u)) * *up);
+}
+
+/* Gradients of gate and up of unit i from that of its activation, as stored. */
+static void unit_backward(const mz_verify *v, double u, double up, double dh, double *du,
+                          double *dup) {
+    const double s = 1 / (1 + exp(-u));
+    *du = stored(v, dh * up * s * (1 + u * (1 - s)));
+    *dup = stored(v, dh * u * s);
+}
+
+/* dh of unit i: column i of down times the row's gradient. */
+static double unit_gradient(const mz_verify *v, int32_t expert, int64_t i, const double *g) {
+    const int64_t H = v->job.hidden, I = v->job.intermediate;
+    const float *w = down_of(v, expert) + i;
+    double sum = 0;
+    for (int64_t j = 0; j < H; j++)
+        sum += (double)w[j * I] * g[j];
+    return stored(v, sum);
+}
+
+static void all_units_forward(mz_verify *v, int32_t expert, const double *x) {
+    for (int64_t i = 0; i < v->job.intermediate; i++)
+        unit_forward(v, expert, i, x, &v->u[i], &v->v[i], &v->h[i]);
+}
+
+/* ---- comparing ----------------------------------------------------------------------------------
+ */
+
+/* Error over what is allowed. Not a number counts as infinite. */
+static double excess(mz_verify *v, double value, double wanted, double scale) {
+    const double ratio = fabs(value - wanted) / (v->tolerance * (fabs(wanted) + scale) + 1e-30);
+    const double error = isnan(ratio) ? INFINITY : ratio;
+    v->figures.largest = error > v->figures.largest ? error : v->figures.largest;
+    v->figures.values++;
+    return error;
+}
+
+static mz_code wrong(const mz_verify *v, const mz_replay_call *call, int32_t rank, const char *what,
+                     int64_t a, int64_t b, double value, double wanted, double error, mz_err *err) {
+    return mz_fail(err, MZ_ECHECK,
+                   "verification failed in step %lld, micro-batch %d, layer %d, rank %d: %s [%lld]"
+                   "[%lld] is %.6g, the reference says %.6g (%.3g times the error allowed)",
+                   (long long)call->step, call->micro_batch, v->layer, rank, what, (long long)a,
+                   (long long)b, value, wanted, error);
+}
+
+/* Row `token` of context memory [tokens][H] against v->sum, whose scale per value is the root of
+ * v->square. */
+static mz_code compare_row(mz_verify *v, const mz_engine_seen *seen, const void *rows,
+                           int64_t token, const char *what, mz_err *err) {
+    const int64_t H = v->job.hidden;
+    const bool narrow = v->job.type == MZ_BF16;
+    const size_t bytes = (size_t)H * (narrow ? 2 : 4);
+    mz_kernels *k = v->transport->kernels;
+    if (mz_kernels_copy(k, 0, MZ_COPY_OUT, v->row, (const char *)rows + token * (int64_t)bytes,
+                        bytes) != MZ_K_OK ||
+        mz_kernels_sync(k, 0) != MZ_K_OK)
+        return mz_fail(err, MZ_EINTERNAL, "verification: %s", mz_kernels_error(k));
+    double mean = 0;
+    for (int64_t j = 0; j < H; j++)
+        mean += v->square[j] / (double)H;
+    for (int64_t j = 0; j < H; j++) {
+        uint16_t bits;
+        float value;
+        if (narrow) {
+            memcpy(&bits, (const char *)v->row + 2 * j, 2);
+            const uint32_t wide = (uint32_t)bits << 16;
+            memcpy(&value, &wide, 4);
+        } else {
+            memcpy(&value, (const char *)v->row + 4 * j, 4);
+        }
+        const double error = excess(v, value, v->sum[j], sqrt(mean));
+        if (error > 1)
+            return wrong(v, seen->call, seen->rank, what, token, j, value, v->sum[j], error, err);
+    }
+    return MZ_OK;
+}
+
+/* ---- tokens -------------------------------------------------------------------------------------
+ */
+
+typedef struct token_pairs {
+    int64_t first, count; /* in call->pairs */
+} token_pairs;
+
+static token_pairs pairs_of(const mz_pairs *p, int32_t rank, int64_t token) {
+    if (p->top_k > 0)
+        return (token_pairs){p->pair_begin[rank] + token * p->top_k, p->top_k};
+    int64_t first = p->pair_begin[rank];
+    for (int64_t t = 0; t < token; t++)
+        first += p->token_pairs[p->token_begin[rank] + t];
+    return (token_pairs){first, p->token_pairs[p->token_begin[rank] + token]};
+}
+
+static bool has(const mz_engine_seen *seen, const mz_pairs *p, int64_t pair) {
+    return !seen->keep || seen->keep[pair - p->pair_begin[seen->rank]];
+}
+
+static mz_code check_forward(mz_verify *v, const mz_engine_seen *seen, int64_t token, mz_err *err) {
+    const mz_pairs *p = &seen->call->pairs;
+    const token_pairs own = pairs_of(p, seen->rank, token);
+    const int64_t H = v->job.hidden, I = v->job.intermediate;
+    make_row(v, seen->call, MZ_DATA_INPUT, seen->rank, token, v->x);
+    memset(v->sum, 0, sizeof *v->sum * (size_t)H);
+    memset(v->square, 0, sizeof *v->square * (size_t)H);
+    for (int64_t i = own.first; i < own.first + own.count; i++) {
+        const double w = mz_data_weight(&v->job, seen->call, i);
+        if (!has(seen, p, i))
+            continue;
+        all_units_forward(v, p->expert[i], v->x);
+        for (int64_t j = 0; j < H; j++) {
+            const double out = w * stored(v, dot(down_of(v, p->expert[i]) + j * I, v->h, I));
+            v->sum[j] += out;
+            v->square[j] += out * out;
+        }
+    }
+    return compare_row(v, seen, seen->y, token, "y", err);
+}
+
+/* Adds one pair's dx to v->sum; *gate: the gradient of its gate weight. */
+static void add_pair_backward(mz_verify *v, int32_t expert, double w, double *gate,
+                              double *gate_scale) {
+    const int64_t H = v->job.hidden, I = v->job.intermediate;
+    const float *up = up_of(v, expert);
+    double norm_h = 0, norm_dh = 0;
+    *gate = 0;
+    memset(v->dx, 0, sizeof *v->dx * (size_t)H);
+    for (int64_t i = 0; i < I; i++) {
+        double du, dup;
+        unit_forward(v, expert, i, v->x, &v->u[i], &v->v[i], &v->h[i]);
+        v->dh[i] = unit_gradient(v, expert, i, v->g);
+        unit_backward(v, v->u[i], v->v[i], v->dh[i], &du, &dup);
+        *gate += v->dh[i] * v->h[i];
+        norm_h += v->h[i] * v->h[i];
+        norm_dh += v->dh[i] * v->dh[i];
+        for (int64_t j = 0; j < H; j++)
+            v->dx[j] += (double)up[i * H + j] * du + (double)up[(I + i) * H + j] * dup;
+    }
+    *gate = w > 0 ? *gate / w : 0;
+    *gate_scale = w > 0 ? sqrt(norm_h * norm_dh / (double)I) / w : 0;
+    for (int64_t j = 0; j < H; j++) {
+        const double out = stored(v, v->dx[j]);
+        v->sum[j] += out;
+        v->square[j] += out * out;
+    }
+}
+
+static mz_code check_backward(mz_verify *v, const mz_engine_seen *seen, int64_t token,
+                              mz_err *err) {
+    const mz_pairs *p = &seen->call->pairs;
+    const token_pairs own = pairs_of(p, seen->rank, token);
+    const int64_t H = v->job.hidden;
+    make_row(v, seen->call, MZ_DATA_INPUT, seen->rank, token, v->x);
+    memset(v->sum, 0, sizeof *v->sum * (size_t)H);
+    memset(v->square, 0, sizeof *v->square * (size_t)H);
+    for (int64_t i = own.first; i < own.first + own.count; i++) {
+        const float w = mz_data_weight(&v->job, seen->call, i);
+        double gate, scale;
+        if (!has(seen, p, i))
+            continue;
+        make_row(v, seen->call, MZ_DATA_GRADIENT, seen->rank, token, v->g);
+        for (int64_t j = 0; j < H; j++)
+            v->g[j] = mz_data_round(v->job.type, w * (float)v->g[j]);
+        add_pair_backward(v, p->expert[i], w, &gate, &scale);
+        if (!seen->dweight)
+            continue;
+        const double value = seen->dweight[i - p->pair_begin[seen->rank]];
+        const double error = excess(v, value, gate, scale);
+        if (error > 1)
+            return wrong(v, seen->call, seen->rank, "gradient of the gate weight", token,
+                         i - own.first, value, gate, error, err);
+    }
+    return compare_row(v, seen, seen->dx, token, "dx", err);
+}
+
+/* ---- kept pairs ---------------------------------------------------------------------------------
+ */
+
+/* False where it cannot be computed again: random selections. */
+static bool score_of(mz_verify *v, const mz_engine_seen *seen, int64_t token, int64_t pair,
+                     double *score) {
+    const mz_score kind = (mz_score)v->job.traits->score_kind;
+    const mz_pairs *p = &seen->call->pairs;
+    const double w = mz_data_weight(&v->job, seen->call, pair);
+    double x2 = 0, g2 = 0, h2 = 0;
+    if (kind == MZ_SCORED_RANDOM || kind == MZ_SCORED_SAMPLE)
+        return false;
+    make_row(v, seen->call, MZ_DATA_INPUT, seen->rank, token, v->x);
+    make_row(v, seen->call, MZ_DATA_GRADIENT, seen->rank, token, v->g);
+    for (int64_t j = 0; j < v->job.hidden; j++) {
+        x2 += v->x[j] * v->x[j];
+        g2 += v->g[j] * v->g[j];
+    }
+    const bool hidden = kind == MZ_SCORED_DOWN || kind == MZ_SCORED_WH || kind == MZ_SCORED_H;
+    if (hidden)
+        all_units_forward(v, p->expert[pair], v->x);
+    for (int64_t i = 0; hidden && i < v->job.intermediate; i++)
+        h2 += v->h[i] * v->h[i];
+    const double all[] = {[MZ_SCORED_DOWN] = w * w * g2 * h2,
+                          [MZ_SCORED_UP] = w * w * g2 * x2,
+                          [MZ_SCORED_W] = w * w,
+                          [MZ_SCORED_WH] = w * w * h2,
+                          [MZ_SCORED_G] = g2,
+                          [MZ_SCORED_H] = h2};
+    *score = all[kind];
+    return true;
+}
+
+typedef struct score_ends {
+    int64_t kept, all;
+    double least_kept, most_left;
+} score_ends;
+
+/* Of the rank's pairs with `expert`. */
+static score_ends ends_of(mz_verify *v, const mz_engine_seen *seen, int32_t expert, bool scores) {
+    const mz_pairs *p = &seen->call->pairs;
+    score_ends ends = {0, 0, INFINITY, -INFINITY};
+    int64_t pair = p->pair_begin[seen->rank];
+    for (int64_t t = 0; t < seen->tokens; t++) {
+        const int64_t k = p->top_k > 0 ? p->top_k : p->token_pairs[p->token_begin[seen->rank] + t];
+        for (int64_t i = 0; i < k; i++, pair++) {
+            double score = 0;
+            if (p->expert[pair] != expert)
+                continue;
+            const bool kept = has(seen, p, pair);
+            ends.all++;
+            ends.kept += kept;
+            if (!scores || !score_of(v, seen, t, pair, &score))
+                continue;
+            if (kept)
+                ends.least_kept = fmin(ends.least_kept, score);
+            else
+                ends.most_left = fmax(ends.most_left, score);
+        }
+    }
+    return ends;
+}
+
+static mz_code check_selection(mz_verify *v, const mz_engine_seen *seen, mz_err *err) {
+    const int32_t E = v->job.experts;
+    const int64_t *wanted = seen->plan->kept + (int64_t)seen->rank * E;
+    bool scored = false;
+    for (int32_t e = 0; e < E; e++) {
+        const int64_t all = seen->call->load.count[(int64_t)seen->rank * E + e];
+        const bool scores = !scored && all > 1 && all <= SCORES_MOST && wanted[e] < all;
+        const score_ends ends = ends_of(v, seen, e, scores);
+        scored |= scores;
+        v->figures.selections++;
+        if (ends.kept != wanted[e])
+            return wrong(v, seen->call, seen->rank, "kept pairs of expert", e, ends.all,
+                         (double)ends.kept, (double)wanted[e], INFINITY, err);
+        if (ends.most_left > ends.least_kept * (1 + v->tolerance))
+            return wrong(v, seen->call, seen->rank, "score of a pair left out, of expert", e, 0,
+                         ends.most_left, ends.least_kept, ends.most_left / ends.least_kept, err);
+    }
+    return MZ_OK;
+}
+
+static mz_code keep_flags(mz_verify *v, const mz_engine_seen *seen) {
+    const mz_pairs *p = &seen->call->pairs;
+    kept_pairs *kept = &v->kept[seen->call->micro_batch];
+    const int64_t n = p->pair_begin[seen->rank + 1] - p->pair_begin[seen->rank];
+    uint8_t *flag = kept->flag + (int64_t)seen->rank * kept->most;
+    for (int64_t i = 0; i < n; i++)
+        flag[i] = !seen->keep || seen->keep[i];
+    return MZ_OK;
+}
+
+static mz_code make_flags(mz_verify *v, const mz_replay_call *call, mz_err *err) {
+    kept_pairs *kept = &v->kept[call->micro_batch];
+    if (kept->seen)
+        return MZ_OK;
+    kept->most = 1;
+    for (int32_t r = 0; r < v->job.ranks; r++) {
+        const int64_t n = call->pairs.pair_begin[r + 1] - call->pairs.pair_begin[r];
+        kept->most = n > kept->most ? n : kept->most;
+    }
+    const int64_t room = kept->most * v->job.ranks;
+    if (room > kept->room) {
+        free(kept->flag);
+        kept->flag = mz_calloc((size_t)room, 1);
+        kept->room = kept->flag ? room : 0;
+    }
+    kept->seen = kept->flag != NULL;
+    return kept->seen ? MZ_OK : mz_fail_nomem(err, "kept pairs");
+}
+
+static mz_code watch(void *self, const mz_engine_seen *seen, mz_err *err) {
+    mz_verify *v = self;
+    if (seen->call->layer != v->layer)
+        return MZ_OK;
+    mz_code code = MZ_OK;
+    if (seen->dx) {
+        code = make_flags(v, seen->call, err);
+        if (code == MZ_OK)
+            code = keep_flags(v, seen);
+        if (code == MZ_OK && seen->plan->has_backward)
+            code = check_selection(v, seen, err);
+    }
+    mz_rng rng = mz_rng_make(v->job.seed, mz_rng_stream(TOKEN_STREAM, (uint64_t)v->ordinal,
+                                                        (uint64_t)seen->call->micro_batch,
+                                                        (uint64_t)seen->rank));
+    for (int32_t i = 0; code == MZ_OK && seen->tokens > 0 && i < v->options.tokens; i++) {
+        const int64_t token = (int64_t)mz_rng_below(&rng, (uint64_t)seen->tokens);
+        code = seen->dx ? check_backward(v, seen, token, err) : check_forward(v, seen, token, err);
+        v->figures.tokens++;
+    }
+    return code;
+}
+
+/* ---- weight gradients ---------------------------------------------------------------------------
+ */
+
+/* One value of an expert's gradient: of up (row below 2I) or down; sum and sum of squares. */
+typedef struct gradient_value {
+    bool down;
+    int64_t row, col;
+    double sum, square;
+} gradient_value;
+
+static void add_term(mz_verify *v, int32_t expert, gradient_value *at) {
+    const int64_t I = v->job.intermediate;
+    const int64_t unit = at->down ? at->col : at->row % I;
+    double u, up, h, term;
+    unit_forward(v, expert, unit, v->x, &u, &up, &h);
+    if (at->down) {
+        term = v->g[at->row] * h;
+    } else {
+        double du, dup;
+        unit_backward(v, u, up, unit_gradient(v, expert, unit, v->g), &du, &dup);
+        term = (at->row < I ? du : dup) * v->x[at->col];
+    }
+    at->sum += term;
+    at->square += term * term;
+}
+
+static void add_rank(mz_verify *v, const mz_replay_call *call, int32_t rank, int32_t expert,
+                     gradient_value *value, int32_t values) {
+    const mz_pairs *p = &call->pairs;
+    const kept_pairs *kept = &v->kept[call->micro_batch];
+    int64_t pair = p->pair_begin[rank];
+    const int64_t tokens = p->token_begin[rank + 1] - p->token_begin[rank];
+    for (int64_t t = 0; t < tokens; t++) {
+        const int64_t k = p->top_k > 0 ? p->top_k : p->token_pairs[p->token_begin[rank] + t];
+        for (int64_t i = 0; i < k; i++, pair++) {
+            const int64_t flag = (int64_t)rank * kept->most + pair - p->pair_begin[rank];
+            if (p->expert[pair] != expert || !kept->flag[flag])
+                continue;
+            const float w = mz_data_weight(&v->job, call, pair);
+            make_row(v, call, MZ_DATA_INPUT, rank, t, v->x);
+            make_row(v, call, MZ_DATA_GRADIENT, rank, t, v->g);
+            for (int64_t j = 0; j < v->job.hidden; j++)
+                v->g[j] = mz_data_round(v->job.type, w * (float)v->g[j]);
+            for (int32_t n = 0; n < values; n++)
+                add_term(v, expert, &value[n]);
+        }
+    }
+}
+
+static mz_code check_gradient(mz_verify *v, const mz_replay_call *call, int32_t expert,
+                              gradient_value *value, int32_t values, mz_err *err) {
+    const int64_t H = v->job.hidden, I = v->job.intermediate;
+    for (int32_t m = 0; m < v->micro_batches; m++)
+        for (int32_t r = 0; r < v->job.ranks; r++)
+            add_rank(v, call + (int64_t)m * v->job.layers + v->layer, r, expert, value, values);
+    mz_code code = mz_experts_read(v->experts, v->layer, expert, true, v->gradient, err);
+    for (int32_t n = 0; code == MZ_OK && n < values; n++) {
+        const gradient_value *at = &value[n];
+        const int64_t place = at->down ? 2 * I * H + at->row * I + at->col : at->row * H + at->col;
+        const double got = v->gradient[place];
+        const double error = excess(v, got, at->sum, sqrt(at->square));
+        if (error > 1)
+            return mz_fail(err, MZ_ECHECK,
+                           "verification failed in step %lld, layer %d, expert %d: gradient of %s "
+                           "[%lld][%lld] is %.6g, the reference says %.6g (%.3g times the error "
+                           "allowed)",
+                           (long long)call->step, v->layer, expert, at->down ? "down" : "gate/up",
+                           (long long)at->row, (long long)at->col, got, at->sum, error);
+    }
+    return code;
+}
+
+static mz_code check_gradients(mz_verify *v, const mz_replay_call *call, mz_err *err) {
+    const uint64_t H = (uint64_t)v->job.hidden, I = (uint64_t)v->job.intermediate;
+    const int32_t values = 2 * v->options.values;
+    mz_rng rng = mz_rng_make(v->job.seed, mz_rng_stream(VALUE_STREAM, (uint64_t)v->ordinal, 0, 0));
+    gradient_value *value = malloc(sizeof *value * (size_t)(values > 0 ? values : 1));
+    if (!value)
+        return mz_fail_nomem(err, "the verification");
+    mz_code code = MZ_OK;
+    for (int32_t i = 0; code == MZ_OK && i < v->options.gradients; i++) {
+        const int32_t expert = (int32_t)mz_rng_below(&rng, (uint64_t)v->job.experts);
+        for (int32_t n = 0; n < values; n++) {
+            const bool down = n % 2 == 0;
+            value[n] = (gradient_value){.down = down,
+                                        .row = (int64_t)mz_rng_below(&rng, down ? H : 2 * I),
+                                        .col = (int64_t)mz_rng_below(&rng, down ? I : H)};
+        }
+        code = check_gradient(v, call, expert, value, values, err);
+    }
+    free(value);
+    return code;
+}
+
+/* ---- steps --------------------------------------------------------------------------------------
+ */
+
+static mz_code room_for(mz_verify *v, int32_t micro_batches, mz_err *err) {
+    if (micro_batches <= v->kept_room)
+        return MZ_OK;
+    kept_pairs *more = realloc(v->kept, sizeof *more * (size_t)micro_batches);
+    if (!more)
+        return mz_fail_nomem(err, "kept pairs");
+    memset(more + v->kept_room, 0, sizeof *more * (size_t)(micro_batches - v->kept_room));
+    v->kept = more;
+    v->kept_room = micro_batches;
+    return MZ_OK;
+}
+
+mz_code mz_verify_begin_step(mz_verify *v, int64_t ordinal, int32_t micro_batches, mz_err *err) {
+    mz_code code = room_for(v, micro_batches, err);
+    mz_rng rng = mz_rng_make(v->job.seed, mz_rng_stream(LAYER_STREAM, (uint64_t)ordinal, 0, 0));
+    v->ordinal = ordinal;
+    v->micro_batches = micro_batches;
+    v->layer = (int32_t)mz_rng_below(&rng, (uint64_t)v->job.layers);
+    for (int32_t m = 0; code == MZ_OK && m < micro_batches; m++)
+        v->kept[m].seen = false;
+    for (int32_t e = 0; code == MZ_OK && e < v->job.experts; e++)
+        code =
+            mz_experts_read(v->experts, v->layer, e, false, v->weight + e * expert_values(v), err);
+    return code;
+}
+
+/* Every process gets the flags of all ranks. */
+static mz_code gather_flags(mz_verify *v, const mz_replay_call *call, mz_err *err) {
+    mz_code code = MZ_OK;
+    for (int32_t m = 0; code == MZ_OK && m < v->micro_batches; m++) {
+        code = make_flags(v, call + (int64_t)m * v->job.layers + v->layer, err);
+        kept_pairs *kept = &v->kept[m];
+        const size_t local = (size_t)(v->transport->end - v->transport->first);
+        uint8_t *mine = code == MZ_OK ? malloc(local * (size_t)kept->most) : NULL;
+        if (code == MZ_OK && !mine)
+            code = mz_fail_nomem(err, "kept pairs");
+        if (code != MZ_OK)
+            break;
+        memcpy(mine, kept->flag + v->transport->first * kept->most, local * (size_t)kept->most);
+        code = mz_transport_gather(v->transport, mine, (size_t)kept->most, kept->flag, err);
+        free(mine);
+    }
+    return code;
+}
+
+mz_code mz_verify_end_step(mz_verify *v, const mz_replay_call *call, mz_err *err) {
+    mz_code code = v->transport->processes > 1 ? gather_flags(v, call, err) : MZ_OK;
+    return code == MZ_OK ? check_gradients(v, call, err) : code;
+}

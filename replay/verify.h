@@ -1,0 +1,50 @@
+/* Are the results of a replay right? In every step one MoE layer, chosen by seed, is looked at in
+ * all its micro-batches: for a few tokens of every rank y, dx and the gate weights' gradients, and
+ * for a few experts some values of the weight gradients, are computed again from the trace and the
+ * seed by plain loops in double precision - rows, weights and sums made anew, nothing of the
+ * engine's buffers used but its results. Intermediate values are rounded where the engine stores
+ * them. Where a quota binds, the kept pairs must be as many as the plan says, and of the highest
+ * scores.
+ *
+ * A value may differ from the reference by `tolerance` times (its size + the root mean square of
+ * what was summed): 2^-5 for bf16, 2^-14 for fp32. The first that differs by more ends the run
+ * (MZ_ECHECK) and is named with its place, both values and the error over what is allowed.
+ *
+ * Two calls are collective (begin_step, end_step). Everything is outside the engine's clock but the
+ * weights' way to all processes is real traffic; step times leave it out. */
+#ifndef MIZAN_REPLAY_VERIFY_H
+#define MIZAN_REPLAY_VERIFY_H
+
+#include "replay/engine.h"
+#include "replay/experts.h"
+
+typedef struct mz_verify mz_verify;
+
+typedef struct mz_verify_options {
+    int32_t tokens;    /* of every rank and micro-batch; 3 */
+    int32_t gradients; /* experts whose weight gradients are looked at; 2 */
+    int32_t values;    /* of each of their two matrices; 4 */
+} mz_verify_options;
+mz_verify_options mz_verify_defaults(void);
+
+/* What was compared so far by this process, and how near it came. */
+typedef struct mz_verified {
+    int64_t tokens, values, selections;
+    double largest; /* error over what is allowed; <= 1 */
+} mz_verified;
+
+/* Sets the engine's watch. What is given outlives it. */
+mz_code mz_verify_create(const mz_replay_job *job, mz_engine *engine, mz_transport *transport,
+                         const mz_verify_options *options, mz_verify **verify, mz_err *err);
+void mz_verify_free(mz_verify **verify);
+
+/* After the engine's begin_step, before the first forward: reads the weights of the step's layer.
+ */
+mz_code mz_verify_begin_step(mz_verify *verify, int64_t ordinal, int32_t micro_batches,
+                             mz_err *err);
+/* After the engine's update, before its next begin_step. call: [micro_batches][layers]. */
+mz_code mz_verify_end_step(mz_verify *verify, const mz_replay_call *call, mz_err *err);
+
+mz_verified mz_verify_figures(const mz_verify *verify);
+
+#endif
