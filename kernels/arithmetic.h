@@ -70,12 +70,12 @@ MZ_HD void mz_philox_at(uint64_t seed, uint64_t a, uint32_t b, uint32_t c, uint3
     out[2] = x2;
     out[3] = x3;
 }
-/* The bits of one element of a tensor at one step; four neighbours share a block, so a loop over
- * elements calls mz_philox_at(seed, element / 4, tensor, step, four) once for four of them. */
+/* The 16 bits of one element of a tensor at one step. Eight neighbours share a block, the lower
+ * half of a word before its upper half. */
 MZ_HD uint32_t mz_element_bits(uint64_t seed, uint64_t step, uint64_t tensor, uint64_t element) {
     uint32_t four[4];
-    mz_philox_at(seed, element / 4, (uint32_t)tensor, (uint32_t)step, four);
-    return four[element % 4];
+    mz_philox_at(seed, element / 8, (uint32_t)tensor, (uint32_t)step, four);
+    return four[element % 8 / 2] >> (16 * (element % 2)) & 0xffffu;
 }
 /* The bits of one pair of a batch. */
 MZ_HD uint32_t mz_pair_bits(uint64_t seed, uint64_t pair) {
@@ -112,17 +112,18 @@ MZ_HD float mz_product3(float a, float b, float c) {
 
 /* ---- writing a bf16 parameter (moe-variants-and-optimizers.md 6.3) ------------------------------
  */
-/* Reference dither: q + (u - 1/2) |q| 2^-7 with u in [0, 1), then nearest even. */
+/* From 16 random bits. Reference dither: q + s |q| 2^-7, s in [-1/2, 1/2) their value as a signed
+ * number over 2^16, then nearest even. */
 MZ_HD uint16_t mz_bf16_dither(float q, uint32_t bits) {
-    const float u = (float)(bits >> 8) * 0x1p-24f;
-    return mz_to_bf16(MZ_ADD(q, MZ_MUL(MZ_MUL(MZ_ADD(u, -0.5f), fabsf(q)), 0x1p-7f)));
+    const float s = (float)(int16_t)(uint16_t)bits * 0x1p-23f;
+    return mz_to_bf16(MZ_ADD(q, MZ_MUL(s, fabsf(q))));
 }
 /* Unbiased: 16 random bits below the mantissa, then cut. */
 MZ_HD uint16_t mz_bf16_stochastic(float q, uint32_t bits) {
     const uint32_t u = mz_float_bits(q);
     if ((u & 0x7f800000u) == 0x7f800000u)
         return mz_to_bf16(q);
-    return (uint16_t)((u + (bits & 0xffffu)) >> 16);
+    return (uint16_t)((u + bits) >> 16);
 }
 
 #endif

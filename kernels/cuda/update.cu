@@ -32,7 +32,7 @@ __device__ static inline float gradient_scale(const mz_update &a) {
     return a.grad_scale ? *a.grad_scale : 1.0f;
 }
 
-/* ---- four values at a time: one block of random bits, 8 or 16 bytes of memory
+/* ---- four values at a time: half a block of random bits, 8 or 16 bytes of memory
  * --------------------
  */
 
@@ -111,9 +111,14 @@ __device__ static inline quad base_at(const mz_update &a, int64_t i, int n, floa
     return a.m ? read_f32(a.m + i, n) : gradient_at(a, i, n, scale);
 }
 
+/* 16 random bits of each of the n values from i on. */
 __device__ static inline void bits_of(const mz_update &a, int64_t i, int n, uint32_t bits[4]) {
-    if (i % 4 == 0) {
-        mz_philox_at(a.seed, (uint64_t)i / 4, (uint32_t)a.tensor, (uint32_t)a.step, bits);
+    if (i % 4 == 0) { /* half of a block */
+        uint32_t word[4];
+        mz_philox_at(a.seed, (uint64_t)i / 8, (uint32_t)a.tensor, (uint32_t)a.step, word);
+        const uint32_t two[2] = {i % 8 ? word[2] : word[0], i % 8 ? word[3] : word[1]};
+        UNROLLED_QUAD(l)
+        bits[l] = two[l / 2] >> (16 * (l % 2)) & 0xffffu;
         return;
     }
     UNROLLED_QUAD(l)

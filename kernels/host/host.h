@@ -55,12 +55,15 @@ extern const mz_simd mz_simd_base, mz_simd_avx2, mz_simd_avx512;
  * ------------------- A row of n values that are elements [element, element + n) of the tensor. */
 typedef struct mz_update_row {
     const mz_update *args;
-    float scale;     /* of the gradient */
-    float rate;      /* what the update is multiplied with: includes bias correction and clip */
-    float keep;      /* 1 - learning rate * decay */
+    float scale;      /* of the gradient */
+    float rate;       /* what the update is multiplied with: includes bias correction and clip */
+    float keep;       /* 1 - learning rate * decay */
+    bool decay_first; /* a bf16 parameter is rounded when it has decayed */
+    float beta1;
     float beta2;     /* of this step */
     float floor;     /* added to g^2 */
     float least;     /* of the second moment in a denominator */
+    float eps;       /* AdamW: added to the root */
     int64_t element; /* number of the row's first value in the tensor */
     int64_t n;
     void *parameter;

@@ -32,6 +32,7 @@ typedef float lanes __attribute__((vector_size(4 * LANES)));
 typedef uint32_t bits __attribute__((vector_size(4 * LANES)));
 typedef int32_t ints __attribute__((vector_size(4 * LANES)));
 typedef uint16_t halves __attribute__((vector_size(2 * LANES)));
+typedef float quad __attribute__((vector_size(16)));
 
 #define INLINE static inline __attribute__((always_inline))
 
@@ -43,25 +44,67 @@ INLINE lanes load_f32(const float *p) {
 INLINE void store_f32(float *p, lanes v) {
     memcpy(p, &v, sizeof v);
 }
-INLINE lanes load_bf16(const uint16_t *p) {
+/* By intrinsics: gcc 12 takes general conversions apart. */
+INLINE bits load_u16(const uint16_t *p) {
+#if defined(__AVX512F__)
+    return (bits)_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(const void *)p));
+#elif defined(__AVX2__)
+    return (bits)_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(const void *)p));
+#else
     halves h;
     memcpy(&h, p, sizeof h);
-    return (lanes)(__builtin_convertvector(h, bits) << 16);
+    return __builtin_convertvector(h, bits);
+#endif
 }
-/* As mz_to_bf16: nearest even, NaN stays NaN. */
-INLINE void store_bf16(uint16_t *p, lanes v) {
-    const bits u = (bits)v;
-    const bits rounded = (u + 0x7fffu + (u >> 16 & 1u)) >> 16;
-    const bits nan = (bits)((ints)(u & 0x7fffffffu) > 0x7f800000);
-    const bits result = (rounded & ~nan) | ((u >> 16 | 0x40u) & nan);
+INLINE lanes load_bf16(const uint16_t *p) {
+    return (lanes)(load_u16(p) << 16);
+}
+INLINE ints load_i16(const uint16_t *p) {
+#if defined(__AVX512F__)
+    return (ints)_mm512_cvtepi16_epi32(_mm256_loadu_si256((const __m256i *)(const void *)p));
+#elif defined(__AVX2__)
+    return (ints)_mm256_cvtepi16_epi32(_mm_loadu_si128((const __m128i *)(const void *)p));
+#else
+    return (ints)(load_u16(p) << 16) >> 16;
+#endif
+}
+/* Stores the upper halves of the lanes; two registers at a time are cheaper. */
+INLINE void store_upper(uint16_t *p, bits v) {
 #if defined(__AVX512F__) || !defined(__AVX2__)
-    const halves h = __builtin_convertvector(result, halves);
+    const halves h = __builtin_convertvector(v >> 16, halves);
     memcpy(p, &h, sizeof h);
 #else
-    const __m256i both = _mm256_packus_epi32((__m256i)result, (__m256i)result);
+    const __m256i upper = (__m256i)(v >> 16), both = _mm256_packus_epi32(upper, upper);
     _mm_storeu_si128((__m128i *)(void *)p,
                      _mm256_castsi256_si128(_mm256_permute4x64_epi64(both, 0x08)));
 #endif
+}
+INLINE void store_upper2(uint16_t *p, bits v, bits w) {
+#if defined(__AVX512F__) || !defined(__x86_64__)
+    store_upper(p, v);
+    store_upper(p + LANES, w);
+#elif defined(__AVX2__)
+    const __m256i both = _mm256_packus_epi32((__m256i)(v >> 16), (__m256i)(w >> 16));
+    _mm256_storeu_si256((__m256i *)(void *)p, _mm256_permute4x64_epi64(both, 0xd8));
+#else
+    const __m128i both = _mm_packs_epi32((__m128i)((ints)v >> 16), (__m128i)((ints)w >> 16));
+    _mm_storeu_si128((__m128i *)(void *)p, both);
+#endif
+}
+/* The nearest bf16, ties to even, in the upper halves; the lower halves are left over. Not for
+ * NaN. */
+INLINE bits round_number(lanes v) {
+    const bits u = (bits)v;
+    return u + (0x7fffu + (u >> 16 & 1u));
+}
+/* The same, for a NaN too as arithmetic leaves it (quiet): it is cut, so it stays one. */
+INLINE bits round_bf16(lanes v) {
+    const bits u = (bits)v, nan = (bits)(v != v);
+    return u + ((0x7fffu + (u >> 16 & 1u)) & ~nan);
+}
+/* As mz_to_bf16, any NaN becoming a quiet one. */
+INLINE void store_bf16(uint16_t *p, lanes v) {
+    store_upper(p, round_bf16(v) | (0x400000u & (bits)(v != v)));
 }
 
 /* A row's last lanes, the missing ones zero. */
@@ -78,6 +121,11 @@ INLINE lanes load_some_bf16(const uint16_t *p, int64_t n) {
 INLINE void store_some_f32(float *p, lanes v, int64_t n) {
     float padded[LANES];
     store_f32(padded, v);
+    memcpy(p, padded, sizeof *p * (size_t)n);
+}
+INLINE void store_some_upper(uint16_t *p, bits v, int64_t n) {
+    uint16_t padded[LANES];
+    store_upper(padded, v);
     memcpy(p, padded, sizeof *p * (size_t)n);
 }
 INLINE void store_some_bf16(uint16_t *p, lanes v, int64_t n) {
@@ -108,11 +156,12 @@ INLINE void tail_add(tail *t, int64_t i, lanes v, int64_t n) {
     for (int64_t l = 0; l < LANES && l < n; l++)
         t->part[(i + l) % SUMS] += value[l];
 }
-INLINE float tail_sum(tail *t) {
-    for (int half = SUMS / 2; half > 0; half /= 2)
-        for (int i = 0; i < half; i++)
-            t->part[i] += t->part[i + half];
-    return t->part[0];
+/* Halves are added until one sum is left. */
+INLINE float tail_sum(const tail *t) {
+    quad q[SUMS / 4];
+    memcpy(q, t->part, sizeof q);
+    q[0] = (q[0] + q[2]) + (q[1] + q[3]);
+    return (q[0][0] + q[0][2]) + (q[0][1] + q[0][3]);
 }
 
 INLINE lanes root_of(lanes x) {

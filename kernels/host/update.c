@@ -15,7 +15,8 @@
 
 #include <stdlib.h>
 
-enum { BLOCK_VALUES = 1 << 16, BLOCKS_MOST = 32, WAVE = 16 };
+/* WAVE_BYTES: what sweep 2 of a wave reads again should still be in a last-level cache. */
+enum { BLOCK_VALUES = 1 << 16, BLOCKS_MOST = 32, WAVE_MOST = 16, WAVE_BYTES = 8 << 20 };
 
 typedef struct updating {
     const mz_update *args;
@@ -24,11 +25,13 @@ typedef struct updating {
     mz_update_rates rates;
     /* factored: blocks of rows per matrix; others: blocks of values */
     int64_t blocks, block;
-    int64_t first; /* matrix of the wave */
-    float *part;   /* [WAVE][blocks][2][cols]: columns' g^2, columns' weighted squares */
-    float *line;   /* [threads][cols] */
-    float *sum;    /* [matrices] or [matrices][blocks]: sums of u^2, before the correction */
-    float clip;    /* clip_tensor: of all matrices */
+    int64_t first;     /* matrix of the wave */
+    float *part;       /* [wave][blocks][2][cols]: columns' g^2, columns' weighted squares */
+    float *line;       /* [threads][cols] */
+    float *mean;       /* [wave]: M */
+    float *col_factor; /* [wave][cols]: sqrt(b_j) */
+    float *sum;        /* [matrices] or [matrices][blocks]: sums of u^2, before the correction */
+    float clip;        /* clip_tensor: of all matrices */
 } updating;
 
 static const void *gradient_at(const mz_update *a, int64_t element) {
@@ -37,13 +40,17 @@ static const void *gradient_at(const mz_update *a, int64_t element) {
 
 static mz_update_row row_of(const updating *u, int64_t element, int64_t n) {
     const mz_update *a = u->args;
+    const float keep = 1 - a->rate * a->decay;
     return (mz_update_row){.args = a,
                            .scale = u->scale,
                            .rate = a->rate * u->rates.correction,
-                           .keep = 1 - a->rate * a->decay,
+                           .keep = keep,
+                           .decay_first = keep != 1 && a->kind != MZ_UPDATE_ADAFACTOR,
+                           .beta1 = a->beta1,
                            .beta2 = u->rates.beta2,
                            .floor = u->rates.floor,
                            .least = u->rates.least,
+                           .eps = a->eps,
                            .element = element,
                            .n = n,
                            .parameter =
@@ -90,13 +97,14 @@ static void factored_statistics(void *argument, int64_t p, int32_t thread) {
     }
 }
 
+/* Four sums at a time hide what an addition takes. */
 static float row_mean(const updating *u, int64_t matrix) {
     const float *x = u->args->row + matrix * u->args->rows;
     const int64_t n = u->args->rows;
-    double sum = 0;
+    double sum[4] = {0};
     for (int64_t i = 0; i < n; i++)
-        sum += x[i];
-    const float mean = (float)(sum / (double)n);
+        sum[i % 4] += x[i];
+    const float mean = (float)(((sum[0] + sum[1]) + (sum[2] + sum[3])) / (double)n);
     return mean > u->rates.mean_least ? mean : u->rates.mean_least;
 }
 
@@ -118,6 +126,22 @@ static void mend_floored(const updating *u, int64_t matrix, float mean, float *w
     }
 }
 
+static float inverse_root(float x, float least) {
+    const float bounded = x > least ? x : least;
+    return bounded > 0 ? 1 / sqrtf(bounded) : 0;
+}
+
+/* What sweep 2 needs of a matrix besides the rows' factors. */
+static void factored_factors(void *argument, int64_t wave, int32_t thread) {
+    (void)thread;
+    const updating *u = argument;
+    const int64_t cols = u->args->cols;
+    const float *c = u->args->col + (u->first + wave) * cols;
+    u->mean[wave] = row_mean(u, u->first + wave);
+    for (int64_t j = 0; j < cols; j++)
+        u->col_factor[wave * cols + j] = inverse_root(c[j], u->rates.least);
+}
+
 /* Sums the blocks, moves C on, and leaves the matrix's sum of u^2. */
 static void factored_matrix(void *argument, int64_t wave, int32_t thread) {
     const updating *u = argument;
@@ -128,43 +152,47 @@ static void factored_matrix(void *argument, int64_t wave, int32_t thread) {
         u->simd->weigh(col, part_of(u, wave, b, 0), 1, a->cols);
         u->simd->weigh(weighted, part_of(u, wave, b, 1), 1, a->cols);
     }
-    const float mean = row_mean(u, matrix);
+    float *c = a->col + matrix * a->cols;
+    for (int64_t j = 0; j < a->cols; j++)
+        c[j] = c[j] * u->rates.beta2 + (col[j] / (float)a->rows) * (1 - u->rates.beta2);
+    factored_factors(argument, wave, thread);
+    const float mean = u->mean[wave], *factor = u->col_factor + wave * a->cols;
     mend_floored(u, matrix, mean, weighted, u->line + thread * a->cols);
     double sum = 0;
-    for (int64_t j = 0; j < a->cols; j++) {
-        float *c = &a->col[matrix * a->cols + j];
-        *c = *c * u->rates.beta2 + (col[j] / (float)a->rows) * (1 - u->rates.beta2);
-        const float bounded = *c > u->rates.least ? *c : u->rates.least;
-        sum += bounded > 0 ? (double)weighted[j] * mean / bounded : 0;
-    }
+    for (int64_t j = 0; j < a->cols; j++)
+        sum += (double)(weighted[j] * mean * factor[j]) * factor[j];
     u->sum[matrix] = (float)sum;
 }
 
-static float inverse_root(float x, float least) {
-    const float bounded = x > least ? x : least;
-    return bounded > 0 ? 1 / sqrtf(bounded) : 0;
-}
-
 static void factored_write(void *argument, int64_t p, int32_t thread) {
+    (void)thread;
     const updating *u = argument;
     const mz_update *a = u->args;
-    const int64_t matrix = u->first + p / u->blocks, block = p % u->blocks;
-    float *col_factor = u->line + thread * a->cols;
-    for (int64_t j = 0; j < a->cols; j++)
-        col_factor[j] = inverse_root(a->col[matrix * a->cols + j], u->rates.least);
-    const float mean = row_mean(u, matrix);
+    const int64_t wave = p / u->blocks, block = p % u->blocks, matrix = u->first + wave;
     const float clip =
         a->clip_tensor ? u->clip : clip_of(u, u->sum[matrix], (double)a->rows * (double)a->cols);
     for (int64_t i = block * u->block; i < block_end(u, block); i++) {
         const int64_t at = matrix * a->rows + i;
         mz_update_row row = row_of(u, at * a->cols, a->cols);
-        row.rate *= clip * inverse_root(a->row[at] / mean, u->rates.least);
-        u->simd->apply_factored(&row, col_factor);
+        row.rate *= clip * inverse_root(a->row[at] / u->mean[wave], u->rates.least);
+        u->simd->apply_factored(&row, u->col_factor + wave * a->cols);
     }
 }
 
+/* Matrices of a wave, by what sweep 2 reads again: m or the gradient, and v. Follows from the shape
+ * alone. */
+static int64_t wave_most(const mz_update *a) {
+    const int64_t value = (mz_keeps_momentum(a) || a->gradient_type == MZ_F32 ? 4 : 2) +
+                          (mz_keeps_factors(a) ? 0 : 4);
+    const int64_t bytes = value * a->rows * a->cols;
+    const int64_t fit = bytes > 0 ? WAVE_BYTES / bytes : WAVE_MOST;
+    const int64_t wave = fit < 1 ? 1 : fit < WAVE_MOST ? fit : WAVE_MOST;
+    return wave < a->matrices ? wave : a->matrices;
+}
+
 static int64_t wave_of(const mz_update *a, int64_t first) {
-    return a->matrices - first < WAVE ? a->matrices - first : WAVE;
+    const int64_t most = wave_most(a);
+    return a->matrices - first < most ? a->matrices - first : most;
 }
 
 static double sum_of_all(const float *sum, int64_t n) {
@@ -176,7 +204,7 @@ static double sum_of_all(const float *sum, int64_t n) {
 
 static void update_factored(mz_pool *pool, updating *u) {
     const mz_update *a = u->args;
-    for (u->first = 0; u->first < a->matrices; u->first += WAVE) {
+    for (u->first = 0; u->first < a->matrices; u->first += wave_most(a)) {
         const int64_t wave = wave_of(a, u->first);
         mz_pool_run(pool, factored_statistics, u, wave * u->blocks);
         mz_pool_run(pool, factored_matrix, u, wave);
@@ -187,16 +215,20 @@ static void update_factored(mz_pool *pool, updating *u) {
         return;
     u->clip = clip_of(u, sum_of_all(u->sum, a->matrices),
                       (double)a->matrices * (double)a->rows * (double)a->cols);
-    u->first = 0;
-    mz_pool_run(pool, factored_write, u, a->matrices * u->blocks);
+    for (u->first = 0; u->first < a->matrices; u->first += wave_most(a)) {
+        const int64_t wave = wave_of(a, u->first);
+        mz_pool_run(pool, factored_factors, u, wave);
+        mz_pool_run(pool, factored_write, u, wave * u->blocks);
+    }
 }
 
 /* ---- value by value -----------------------------------------------------------------------------
  */
 
+/* Block p of the wave; *matrix is its matrix. */
 static mz_update_row values_of(const updating *u, int64_t p, int64_t *matrix) {
     const int64_t values = u->args->rows * u->args->cols, first = p % u->blocks * u->block;
-    *matrix = p / u->blocks;
+    *matrix = u->first + p / u->blocks;
     const int64_t n = values - first < u->block ? values - first : u->block;
     return row_of(u, *matrix * values + first, n > 0 ? n : 0);
 }
@@ -206,7 +238,7 @@ static void full_statistics(void *argument, int64_t p, int32_t thread) {
     const updating *u = argument;
     int64_t matrix;
     const mz_update_row row = values_of(u, p, &matrix);
-    u->sum[p] = u->simd->statistics_full(&row);
+    u->sum[u->first * u->blocks + p] = u->simd->statistics_full(&row);
 }
 
 static void full_write(void *argument, int64_t p, int32_t thread) {
@@ -221,13 +253,19 @@ static void full_write(void *argument, int64_t p, int32_t thread) {
     u->simd->apply_full(&row);
 }
 
+/* The clip of the tensor wants all sums before the first write: one wave. */
 static void update_full(mz_pool *pool, updating *u) {
     const mz_update *a = u->args;
-    const int64_t parts = a->matrices * u->blocks;
-    mz_pool_run(pool, full_statistics, u, parts);
-    u->clip = clip_of(u, sum_of_all(u->sum, parts),
-                      (double)a->matrices * (double)a->rows * (double)a->cols);
-    mz_pool_run(pool, full_write, u, parts);
+    const int64_t most = a->clip_tensor ? a->matrices : wave_most(a);
+    for (u->first = 0; u->first < a->matrices; u->first += most) {
+        const int64_t left = a->matrices - u->first;
+        const int64_t parts = (left < most ? left : most) * u->blocks;
+        mz_pool_run(pool, full_statistics, u, parts);
+        if (a->clip_tensor)
+            u->clip = clip_of(u, sum_of_all(u->sum, parts),
+                              (double)a->matrices * (double)a->rows * (double)a->cols);
+        mz_pool_run(pool, full_write, u, parts);
+    }
 }
 
 static void adamw_values(void *argument, int64_t p, int32_t thread) {
@@ -399,8 +437,8 @@ size_t mz_host_update_workspace(const mz_kernels *k, const mz_update *a) {
         return 0;
     int64_t floats = sums_of(&u);
     if (mz_keeps_factors(a)) {
-        const int64_t wave = a->matrices < WAVE ? a->matrices : WAVE;
-        floats += (wave * u.blocks * 2 + mz_pool_threads(mz_host_of(k)->pool)) * a->cols;
+        const int64_t wave = wave_most(a), threads = mz_pool_threads(mz_host_of(k)->pool);
+        floats += (wave * (2 * u.blocks + 1) + threads) * a->cols + wave;
     }
     return sizeof(float) * (size_t)floats;
 }
@@ -427,7 +465,9 @@ mz_kstatus mz_host_update_step(mz_kernels *k, mz_kstream stream, const mz_update
         return MZ_K_OK;
     }
     u.line = u.sum + sums_of(&u);
-    u.part = u.line + mz_pool_threads(host->pool) * a->cols;
+    u.col_factor = u.line + mz_pool_threads(host->pool) * a->cols;
+    u.part = u.col_factor + wave_most(a) * a->cols;
+    u.mean = u.part + wave_most(a) * u.blocks * 2 * a->cols;
     update_factored(host->pool, &u);
     return MZ_K_OK;
 }

@@ -1,87 +1,96 @@
 /* Inner loops of the optimizers, compiled once per instruction set with MZ_SIMD naming the table.
  *
- * The random bits of 4 * LANES neighbouring values are made at once: lane i of the generator makes
- * the four words of the block that elements 4i .. 4i+3 share (mz_element_bits). */
+ * A row is taken in chunks that stay in the first-level cache: the update is made there in fp32,
+ * random bits are drawn beside it, and the parameters are written from both. So there is one short
+ * loop without choices for each type that is read and for each way of writing. */
 #include "kernels/host/host.h"
 #include "kernels/host/lanes.h"
 
-enum { DRAWN = 4 * LANES };
+enum { CHUNK = 512 };
 
-typedef uint64_t wide_bits __attribute__((vector_size(4 * LANES)));
-typedef uint32_t quad __attribute__((vector_size(16)));
+/* ---- random bits --------------------------------------------------------------------------------
+ * Words are kept in the lower halves of 64-bit lanes, a block of mz_philox_at in each: what a
+ * product leaves in the upper halves disturbs neither products nor exclusive ors. */
 
-/* Products of the even-numbered lanes. */
-INLINE wide_bits multiply_even(wide_bits x, uint32_t factor) {
+enum { BLOCKS = LANES / 2, ROUNDS = 10, DRAWN_MOST = CHUNK + 8 + 16 * BLOCKS };
+
+typedef uint64_t words __attribute__((vector_size(4 * LANES)));
+
+/* Products of the lower halves. */
+INLINE words multiply(words x, uint32_t factor) {
 #if defined(__AVX512F__)
-    return (wide_bits)_mm512_mul_epu32((__m512i)x, _mm512_set1_epi64(factor));
+    return (words)_mm512_mul_epu32((__m512i)x, _mm512_set1_epi64(factor));
 #elif defined(__AVX2__)
-    return (wide_bits)_mm256_mul_epu32((__m256i)x, _mm256_set1_epi64x(factor));
+    return (words)_mm256_mul_epu32((__m256i)x, _mm256_set1_epi64x(factor));
 #elif defined(__x86_64__)
-    return (wide_bits)_mm_mul_epu32((__m128i)x, _mm_set1_epi64x(factor));
+    return (words)_mm_mul_epu32((__m128i)x, _mm_set1_epi64x(factor));
 #else
     return (x & 0xffffffffu) * factor;
 #endif
 }
 
-INLINE void multiply_wide(bits x, uint32_t factor, bits *high, bits *low) {
-    const wide_bits even = multiply_even((wide_bits)x, factor);
-    const wide_bits odd = multiply_even((wide_bits)x >> 32, factor);
-    *low = (bits)((even & 0xffffffffu) | odd << 32);
-    *high = (bits)(even >> 32 | (odd & ~UINT64_C(0xffffffff)));
-}
+/* The first or second lane of each pair of lanes, of a and b in turn. */
+#if LANES == 16
+#define FIRSTS(a, b) __builtin_shufflevector(a, b, 0, 8, 2, 10, 4, 12, 6, 14)
+#define SECONDS(a, b) __builtin_shufflevector(a, b, 1, 9, 3, 11, 5, 13, 7, 15)
+#elif LANES == 8
+#define FIRSTS(a, b) __builtin_shufflevector(a, b, 0, 4, 2, 6)
+#define SECONDS(a, b) __builtin_shufflevector(a, b, 1, 5, 3, 7)
+#else
+#define FIRSTS(a, b) __builtin_shufflevector(a, b, 0, 2)
+#define SECONDS(a, b) __builtin_shufflevector(a, b, 1, 3)
+#endif
 
-/* to[4i + j] = from[j][i] */
-INLINE void interleave(uint32_t to[DRAWN], uint32_t from[4][LANES]) {
-    for (int i = 0; i < LANES; i += 4) {
-        quad a, b, c, d;
-        memcpy(&a, &from[0][i], sizeof a);
-        memcpy(&b, &from[1][i], sizeof b);
-        memcpy(&c, &from[2][i], sizeof c);
-        memcpy(&d, &from[3][i], sizeof d);
-        const quad ab = __builtin_shufflevector(a, b, 0, 4, 1, 5);
-        const quad ab2 = __builtin_shufflevector(a, b, 2, 6, 3, 7);
-        const quad cd = __builtin_shufflevector(c, d, 0, 4, 1, 5);
-        const quad cd2 = __builtin_shufflevector(c, d, 2, 6, 3, 7);
-        const quad row[4] = {__builtin_shufflevector(ab, cd, 0, 1, 4, 5),
-                             __builtin_shufflevector(ab, cd, 2, 3, 6, 7),
-                             __builtin_shufflevector(ab2, cd2, 0, 1, 4, 5),
-                             __builtin_shufflevector(ab2, cd2, 2, 3, 6, 7)};
-        memcpy(to + 4 * i, row, sizeof row);
+typedef struct round_keys {
+    words first[ROUNDS], second[ROUNDS];
+} round_keys;
+
+/* Two sets of BLOCKS blocks each, so that one works while the other waits for its products. */
+INLINE void draw_blocks(const round_keys *keys, words counter, uint64_t tensor, uint64_t step,
+                        uint16_t *to) {
+    words x[2][4];
+    for (int s = 0; s < 2; s++) {
+        const words at = counter + (uint64_t)(s * BLOCKS);
+        x[s][0] = at;
+        x[s][1] = at >> 32;
+        x[s][2] = 0 * at + tensor;
+        x[s][3] = 0 * at + step;
+    }
+    for (int i = 0; i < ROUNDS; i++)
+        for (int s = 0; s < 2; s++) {
+            const words first = multiply(x[s][0], 0xD2511F53u);
+            const words second = multiply(x[s][2], 0xCD9E8D57u);
+            x[s][0] = second >> 32 ^ (x[s][1] ^ keys->first[i]);
+            x[s][1] = second;
+            x[s][2] = first >> 32 ^ (x[s][3] ^ keys->second[i]);
+            x[s][3] = first;
+        }
+    for (int s = 0; s < 2; s++, to += 8 * BLOCKS) {
+        const words low = (x[s][0] & 0xffffffffu) | x[s][1] << 32;
+        const words high = (x[s][2] & 0xffffffffu) | x[s][3] << 32;
+        const words begin = FIRSTS(low, high), end = SECONDS(low, high);
+        memcpy(to, &begin, sizeof begin);
+        memcpy(to + 4 * BLOCKS, &end, sizeof end);
     }
 }
 
-/* Bits of elements [4 * block, 4 * block + DRAWN). */
-static void draw(const mz_update *a, uint64_t block, uint32_t drawn[DRAWN]) {
-    uint32_t word[4][LANES];
-    for (int i = 0; i < LANES; i++) {
-        word[0][i] = (uint32_t)(block + (uint64_t)i);
-        word[1][i] = (uint32_t)((block + (uint64_t)i) >> 32);
+/* The bits of elements 8 `first` and on, 8 of them a block, at least `blocks` blocks. Even lanes
+ * make the first half of the blocks of a set, odd lanes the second. */
+static void draw(const mz_update *a, uint64_t first, int64_t blocks, uint16_t *to) {
+    round_keys keys;
+    uint64_t k0 = a->seed, k1 = a->seed >> 32;
+    words lane;
+    for (int i = 0; i < ROUNDS; i++, k0 += 0x9E3779B9u, k1 += 0xBB67AE85u) {
+        keys.first[i] = (words){0} + k0;
+        keys.second[i] = (words){0} + k1;
     }
-    bits x0, x1, x2 = {0}, x3 = {0};
-    memcpy(&x0, word[0], sizeof x0);
-    memcpy(&x1, word[1], sizeof x1);
-    x2 += (uint32_t)a->tensor;
-    x3 += (uint32_t)a->step;
-    uint32_t k0 = (uint32_t)a->seed, k1 = (uint32_t)(a->seed >> 32);
-    for (int round = 0; round < 10; round++) {
-        bits h0, l0, h1, l1;
-        multiply_wide(x0, 0xD2511F53u, &h0, &l0);
-        multiply_wide(x2, 0xCD9E8D57u, &h1, &l1);
-        x0 = h1 ^ x1 ^ k0;
-        x1 = l1;
-        x2 = h0 ^ x3 ^ k1;
-        x3 = l0;
-        k0 += 0x9E3779B9u;
-        k1 += 0xBB67AE85u;
-    }
-    memcpy(word[0], &x0, sizeof x0);
-    memcpy(word[1], &x1, sizeof x1);
-    memcpy(word[2], &x2, sizeof x2);
-    memcpy(word[3], &x3, sizeof x3);
-    interleave(drawn, word);
+    for (int i = 0; i < BLOCKS; i++)
+        lane[i] = (uint64_t)(i / 2 + i % 2 * (BLOCKS / 2));
+    for (int64_t b = 0; b < blocks; b += 2 * BLOCKS)
+        draw_blocks(&keys, lane + (first + (uint64_t)b), a->tensor, (uint32_t)a->step, to + 8 * b);
 }
 
-/* ---- loading and writing ------------------------------------------------------------------------
+/* ---- loading and storing ------------------------------------------------------------------------
  */
 
 INLINE lanes load(mz_dtype type, const void *p, int64_t i, int64_t n) {
@@ -106,79 +115,129 @@ INLINE lanes at_least(lanes x, float least) {
     return (lanes)(((ints)x & ~low) | ((ints)floor & low));
 }
 
-/* Random bits of one row, drawn for DRAWN elements at a time. */
-typedef struct drawing {
-    const mz_update *args;
-    uint64_t element; /* of the row's first value */
-    uint64_t first;   /* element of drawn[0], a multiple of 4 */
-    bool any;         /* something is drawn */
-    uint32_t drawn[DRAWN];
-} drawing;
-
-/* Of LANES elements from column i on. */
-INLINE bits bits_of(drawing *d, int64_t i) {
-    const uint64_t e = d->element + (uint64_t)i;
-    if (!d->any || e + LANES > d->first + DRAWN) {
-        d->first = e & ~UINT64_C(3);
-        d->any = true;
-        draw(d->args, e / 4, d->drawn);
-    }
-    bits b;
-    memcpy(&b, d->drawn + (e - d->first), sizeof b);
-    return b;
-}
-
-/* q + (u - 1/2) |q| 2^-7, u in [0, 1); rounding to nearest follows. */
-INLINE lanes dithered(lanes q, bits random) {
-    const lanes u = __builtin_convertvector((ints)(random >> 8), lanes) * 0x1p-24f;
-    const lanes size = (lanes)((bits)q & 0x7fffffffu);
-    return q + ((u + -0.5f) * size) * 0x1p-7f;
-}
-
-/* The sum is cut to its upper half, so storing it afterwards rounds nothing. */
-INLINE lanes cut(lanes q, bits random) {
-    const bits special = (bits)(((bits)q & 0x7f800000u) == 0x7f800000u);
-    return (lanes)((((bits)q + (random & 0xffffu & ~special)) & (0xffff0000u | special)));
-}
-
-/* Decay, rounded to the parameter's type (but by Adafactor, which rounds once), then p - rate * u.
+/* ---- writing parameters -------------------------------------------------------------------------
  */
-INLINE void write_lanes(const mz_update_row *r, drawing *d, int64_t i, lanes u) {
-    const int64_t n = r->n - i;
+
+/* As mz_bf16_dither; rounding to nearest follows. */
+INLINE lanes dithered(lanes q, ints random) {
+    const lanes s = __builtin_convertvector(random, lanes) * 0x1p-23f;
+    return q + s * (lanes)((bits)q & 0x7fffffffu);
+}
+
+/* The sum of mz_bf16_stochastic, which is cut to its upper half. */
+INLINE bits lifted(lanes q, bits random) {
+    const bits special = (bits)(((bits)q & 0x7f800000u) == 0x7f800000u);
+    return (bits)q + (random & ~special);
+}
+
+/* What columns i to i + n of p become, at most LANES. */
+INLINE lanes written_f32(const float *p, const float *update, int64_t i, int64_t n, float keep,
+                         float rate) {
+    return load(MZ_F32, p, i, n) * keep - load(MZ_F32, update, i, n) * rate;
+}
+
+/* In the upper halves. A decayed NaN of 16 bits has none below them, so rounding leaves it. */
+INLINE bits written_bf16(const uint16_t *p, const float *update, const uint16_t *drawn, int64_t i,
+                         int64_t n, float keep, float rate, mz_rounding rounding,
+                         bool decay_first) {
+    lanes q = load(MZ_BF16, p, i, n) * keep;
+    if (decay_first)
+        q = (lanes)(round_number(q) & 0xffff0000u);
+    q = q - load(MZ_F32, update, i, n) * rate;
+    if (rounding == MZ_ROUND_STOCHASTIC)
+        return lifted(q, load_u16(drawn + i));
+    return round_bf16(rounding == MZ_ROUND_DITHER ? dithered(q, load_i16(drawn + i)) : q);
+}
+
+/* Decay, rounded to bf16 where `decay_first`, then p - rate * update, rounded. */
+INLINE void write_halves(const mz_update_row *r, int64_t first, int64_t n, const float *update,
+                         const uint16_t *drawn, mz_rounding rounding, bool decay_first) {
+    uint16_t *p = (uint16_t *)r->parameter + first;
+    const float keep = r->keep, rate = r->rate;
+    int64_t i = 0;
+    for (; i + 2 * LANES <= n; i += 2 * LANES) {
+        const bits a = written_bf16(p, update, drawn, i, LANES, keep, rate, rounding, decay_first);
+        const bits b =
+            written_bf16(p, update, drawn, i + LANES, LANES, keep, rate, rounding, decay_first);
+        store_upper2(p + i, a, b);
+    }
+    for (; i < n; i += LANES) {
+        const int64_t some = n - i < LANES ? n - i : LANES;
+        store_some_upper(p + i,
+                         written_bf16(p, update, drawn, i, some, keep, rate, rounding, decay_first),
+                         some);
+    }
+}
+
+static void write_nearest(const mz_update_row *r, int64_t first, int64_t n, const float *update) {
+    if (r->decay_first)
+        write_halves(r, first, n, update, NULL, MZ_ROUND_NEAREST, true);
+    else
+        write_halves(r, first, n, update, NULL, MZ_ROUND_NEAREST, false);
+}
+
+static void write_dither(const mz_update_row *r, int64_t first, int64_t n, const float *update,
+                         const uint16_t *drawn) {
+    if (r->decay_first)
+        write_halves(r, first, n, update, drawn, MZ_ROUND_DITHER, true);
+    else
+        write_halves(r, first, n, update, drawn, MZ_ROUND_DITHER, false);
+}
+
+static void write_stochastic(const mz_update_row *r, int64_t first, int64_t n, const float *update,
+                             const uint16_t *drawn) {
+    if (r->decay_first)
+        write_halves(r, first, n, update, drawn, MZ_ROUND_STOCHASTIC, true);
+    else
+        write_halves(r, first, n, update, drawn, MZ_ROUND_STOCHASTIC, false);
+}
+
+static void write_singles(const mz_update_row *r, int64_t first, int64_t n, const float *update) {
+    float *p = (float *)r->parameter + first;
+    const float keep = r->keep, rate = r->rate;
+    int64_t i = 0;
+    for (; i + LANES <= n; i += LANES)
+        store_f32(p + i, written_f32(p, update, i, LANES, keep, rate));
+    if (i < n)
+        store_some_f32(p + i, written_f32(p, update, i, n - i, keep, rate), n - i);
+}
+
+/* Columns [first, first + n) of the row, n <= CHUNK. */
+static void write_chunk(const mz_update_row *r, int64_t first, int64_t n, const float *update) {
     if (r->args->type == MZ_F32) {
-        float *p = (float *)r->parameter;
-        store(p, i, load(MZ_F32, p, i, n) * r->keep - u * r->rate, n);
+        write_singles(r, first, n, update);
         return;
     }
-    uint16_t *p = (uint16_t *)r->parameter + i;
-    lanes q = load(MZ_BF16, r->parameter, i, n) * r->keep;
-    if (r->args->kind != MZ_UPDATE_ADAFACTOR) {
-        uint16_t decayed[LANES];
-        store_bf16(decayed, q);
-        q = load_bf16(decayed);
+    if (r->args->rounding == MZ_ROUND_NEAREST) {
+        write_nearest(r, first, n, update);
+        return;
     }
-    q = q - u * r->rate;
+    uint16_t drawn[DRAWN_MOST];
+    const uint64_t element = (uint64_t)(r->element + first), skip = element % 8;
+    draw(r->args, element / 8, ((int64_t)skip + n + 7) / 8, drawn);
     if (r->args->rounding == MZ_ROUND_DITHER)
-        q = dithered(q, bits_of(d, i));
-    else if (r->args->rounding == MZ_ROUND_STOCHASTIC)
-        q = cut(q, bits_of(d, i));
-    if (n >= LANES)
-        store_bf16(p, q);
+        write_dither(r, first, n, update, drawn + skip);
     else
-        store_some_bf16(p, q, n);
+        write_stochastic(r, first, n, update, drawn + skip);
 }
 
-INLINE drawing drawing_of(const mz_update_row *r) {
-    drawing d;
-    d.args = r->args;
-    d.element = (uint64_t)r->element;
-    d.first = 0;
-    d.any = false;
-    return d;
+/* ---- sweep 1 ------------------------------------------------------------------------------------
+ * Loops take the row by value: nothing that they store can change it. */
+
+/* What an update is made of. */
+typedef enum base { OF_M, OF_BF16, OF_F32 } base;
+
+static base base_of(const mz_update_row *r) {
+    return r->m ? OF_M : r->args->gradient_type == MZ_BF16 ? OF_BF16 : OF_F32;
 }
 
-INLINE lanes gradient_of(const mz_update_row *r, int64_t i) {
-    return load(r->args->gradient_type, r->gradient, i, r->n - i) * r->scale;
+INLINE lanes gradient_at(mz_update_row r, mz_dtype type, int64_t i, int64_t n) {
+    return load(type, r.gradient, i, n) * r.scale;
+}
+
+INLINE lanes base_at(mz_update_row r, base from, int64_t i, int64_t n) {
+    return from == OF_M ? load(MZ_F32, r.m, i, n)
+                        : gradient_at(r, from == OF_BF16 ? MZ_BF16 : MZ_F32, i, n);
 }
 
 /* m <- beta m + (1 - beta) g, stored. */
@@ -188,114 +247,167 @@ INLINE lanes average(float *at, int64_t i, int64_t n, float beta, lanes g) {
     return value;
 }
 
-/* ---- the loops ----------------------------------------------------------------------------------
- */
-
-/* Of columns i and on: m and the columns' sums take g, `square` what the update is made of. Returns
- * g^2 + floor. */
-INLINE lanes statistics_at(const mz_update_row *r, float *square, float *col, int64_t i) {
-    const int64_t n = r->n - i;
-    const lanes g = gradient_of(r, i);
-    const lanes g2 = g * g + r->floor;
+/* m and the columns' sums take g, `square` what the update is made of. Returns g^2 + floor. */
+INLINE lanes statistics_at(mz_update_row r, float *square, float *col, int64_t i, int64_t n,
+                           mz_dtype type, bool momentum) {
+    const lanes g = gradient_at(r, type, i, n);
+    const lanes g2 = g * g + r.floor;
     store(col, i, load(MZ_F32, col, i, n) + g2, n);
-    const lanes base = r->m ? average(r->m, i, n, r->args->beta1, g) : g;
-    store(square, i, base * base, n);
+    const lanes value = momentum ? average(r.m, i, n, r.beta1, g) : g;
+    store(square, i, value * value, n);
     return g2;
 }
 
-static float statistics(const mz_update_row *r, float *square, float *col) {
+INLINE float statistics_of(mz_update_row r, float *square, float *col, mz_dtype type,
+                           bool momentum) {
     sums sum = {0};
     int64_t i = 0;
-    for (; i + SUMS <= r->n; i += SUMS)
+    for (; i + SUMS <= r.n; i += SUMS)
         for (int s = 0; s < PER_SUM; s++)
-            sum.part[s] += statistics_at(r, square, col, i + s * LANES);
+            sum.part[s] += statistics_at(r, square, col, i + s * LANES, LANES, type, momentum);
     tail t = tail_of(&sum);
-    for (; i < r->n; i += LANES)
-        tail_add(&t, i, statistics_at(r, square, col, i), r->n - i);
+    for (; i < r.n; i += LANES)
+        tail_add(&t, i, statistics_at(r, square, col, i, r.n - i, type, momentum), r.n - i);
     return tail_sum(&t);
 }
 
+static float statistics(const mz_update_row *r, float *square, float *col) {
+    if (r->args->gradient_type == MZ_BF16)
+        return r->m ? statistics_of(*r, square, col, MZ_BF16, true)
+                    : statistics_of(*r, square, col, MZ_BF16, false);
+    return r->m ? statistics_of(*r, square, col, MZ_F32, true)
+                : statistics_of(*r, square, col, MZ_F32, false);
+}
+
 static void squares(const mz_update_row *r, float *square) {
+    const base from = base_of(r);
     for (int64_t i = 0; i < r->n; i += LANES) {
-        const lanes base = r->m ? load(MZ_F32, r->m, i, r->n - i) : gradient_of(r, i);
-        store(square, i, base * base, r->n - i);
+        const lanes value = base_at(*r, from, i, r->n - i);
+        store(square, i, value * value, r->n - i);
     }
 }
 
 static void weigh(float *weighted, const float *square, float factor, int64_t n) {
-    for (int64_t i = 0; i < n; i += LANES)
+    int64_t i = 0;
+    for (; i + LANES <= n; i += LANES)
+        store_f32(weighted + i, load_f32(weighted + i) + load_f32(square + i) * factor);
+    if (i < n)
         store(weighted, i,
               load(MZ_F32, weighted, i, n - i) + load(MZ_F32, square, i, n - i) * factor, n - i);
 }
 
-static void apply_factored(const mz_update_row *r, const float *col_factor) {
-    drawing d = drawing_of(r);
-    for (int64_t i = 0; i < r->n; i += LANES) {
-        const lanes base = r->m ? load(MZ_F32, r->m, i, r->n - i) : gradient_of(r, i);
-        write_lanes(r, &d, i, base * load(MZ_F32, col_factor, i, r->n - i));
-    }
+INLINE lanes statistics_full_at(mz_update_row r, int64_t i, int64_t n, mz_dtype type,
+                                bool momentum) {
+    const lanes g = gradient_at(r, type, i, n);
+    const lanes v = average(r.v, i, n, r.beta2, g * g + r.floor);
+    const lanes value = momentum ? average(r.m, i, n, r.beta1, g) : g;
+    return value * value / at_least(v, r.least);
 }
 
-INLINE lanes statistics_full_at(const mz_update_row *r, int64_t i) {
-    const int64_t n = r->n - i;
-    const lanes g = gradient_of(r, i);
-    const lanes v = average(r->v, i, n, r->beta2, g * g + r->floor);
-    const lanes base = r->m ? average(r->m, i, n, r->args->beta1, g) : g;
-    return base * base / at_least(v, r->least);
-}
-
-static float statistics_full(const mz_update_row *r) {
+INLINE float statistics_full_of(mz_update_row r, mz_dtype type, bool momentum) {
     sums sum = {0};
     int64_t i = 0;
-    for (; i + SUMS <= r->n; i += SUMS)
+    for (; i + SUMS <= r.n; i += SUMS)
         for (int s = 0; s < PER_SUM; s++)
-            sum.part[s] += statistics_full_at(r, i + s * LANES);
+            sum.part[s] += statistics_full_at(r, i + s * LANES, LANES, type, momentum);
     tail t = tail_of(&sum);
-    for (; i < r->n; i += LANES)
-        tail_add(&t, i, statistics_full_at(r, i), r->n - i);
+    for (; i < r.n; i += LANES)
+        tail_add(&t, i, statistics_full_at(r, i, r.n - i, type, momentum), r.n - i);
     return tail_sum(&t);
 }
 
-static void apply_full(const mz_update_row *r) {
-    drawing d = drawing_of(r);
-    for (int64_t i = 0; i < r->n; i += LANES) {
-        const int64_t n = r->n - i;
-        const lanes base = r->m ? load(MZ_F32, r->m, i, n) : gradient_of(r, i);
-        write_lanes(r, &d, i, base / root_of(at_least(load(MZ_F32, r->v, i, n), r->least)));
-    }
+static float statistics_full(const mz_update_row *r) {
+    if (r->args->gradient_type == MZ_BF16)
+        return r->m ? statistics_full_of(*r, MZ_BF16, true)
+                    : statistics_full_of(*r, MZ_BF16, false);
+    return r->m ? statistics_full_of(*r, MZ_F32, true) : statistics_full_of(*r, MZ_F32, false);
 }
 
-static void adamw(const mz_update_row *r, float root) {
-    drawing d = drawing_of(r);
-    for (int64_t i = 0; i < r->n; i += LANES) {
-        const int64_t n = r->n - i;
-        const lanes g = gradient_of(r, i);
-        const lanes m = average(r->m, i, n, r->args->beta1, g);
-        const lanes v = average(r->v, i, n, r->beta2, g * g);
-        write_lanes(r, &d, i, m / (root_of(v) * root + r->args->eps));
-    }
-}
+/* ---- updates, to be written
+ * ----------------------------------------------------------------------- Each loop makes those of
+ * columns [first, first + n), whole registers of them. */
+
+typedef enum rule { FACTORED, FULL, ADAMW, LION } rule;
 
 INLINE lanes sign_of(lanes x) {
     const ints up = x > 0.0f, down = x < 0.0f;
     return __builtin_convertvector(down - up, lanes); /* true is -1 */
 }
 
-static void lion(const mz_update_row *r) {
-    drawing d = drawing_of(r);
-    for (int64_t i = 0; i < r->n; i += LANES) {
-        const int64_t n = r->n - i;
-        const lanes g = gradient_of(r, i), m = load(MZ_F32, r->m, i, n);
-        const lanes mixed = m * r->args->beta1 + g * (1 - r->args->beta1);
-        store(r->m, i, m * r->args->beta2 + g * (1 - r->args->beta2), n);
-        write_lanes(r, &d, i, sign_of(mixed));
+/* `other` is the columns' factors, or AdamW's root. */
+INLINE lanes update_at(mz_update_row r, rule how, base from, const float *other, int64_t i,
+                       int64_t n) {
+    const mz_dtype type = from == OF_BF16 ? MZ_BF16 : MZ_F32; /* of the gradient */
+    if (how == FACTORED)
+        return base_at(r, from, i, n) * load(MZ_F32, other, i, n);
+    if (how == FULL)
+        return base_at(r, from, i, n) / root_of(at_least(load(MZ_F32, r.v, i, n), r.least));
+    const lanes g = gradient_at(r, type, i, n);
+    if (how == LION) {
+        const lanes m = load(MZ_F32, r.m, i, n), mixed = m * r.beta1 + g * (1 - r.beta1);
+        store(r.m, i, m * r.beta2 + g * (1 - r.beta2), n);
+        return sign_of(mixed);
+    }
+    const lanes m = average(r.m, i, n, r.beta1, g), v = average(r.v, i, n, r.beta2, g * g);
+    return m / (root_of(v) * *other + r.eps);
+}
+
+INLINE void updates(mz_update_row r, rule how, base from, const float *other, int64_t first,
+                    int64_t n, float *update) {
+    int64_t i = 0;
+    for (; i + LANES <= n; i += LANES)
+        store_f32(update + i, update_at(r, how, from, other, first + i, LANES));
+    if (i < n)
+        store_f32(update + i, update_at(r, how, from, other, first + i, n - i));
+}
+
+/* Makes and writes the row's updates. */
+INLINE void apply_rule(const mz_update_row *r, rule how, base from, const float *other) {
+    float update[CHUNK];
+    for (int64_t first = 0; first < r->n; first += CHUNK) {
+        const int64_t n = r->n - first < CHUNK ? r->n - first : CHUNK;
+        updates(*r, how, from, other, first, n, update);
+        write_chunk(r, first, n, update);
     }
 }
 
+static void apply_factored(const mz_update_row *r, const float *col_factor) {
+    const base from = base_of(r);
+    if (from == OF_M)
+        apply_rule(r, FACTORED, OF_M, col_factor);
+    else if (from == OF_BF16)
+        apply_rule(r, FACTORED, OF_BF16, col_factor);
+    else
+        apply_rule(r, FACTORED, OF_F32, col_factor);
+}
+
+static void apply_full(const mz_update_row *r) {
+    const base from = base_of(r);
+    if (from == OF_M)
+        apply_rule(r, FULL, OF_M, NULL);
+    else if (from == OF_BF16)
+        apply_rule(r, FULL, OF_BF16, NULL);
+    else
+        apply_rule(r, FULL, OF_F32, NULL);
+}
+
+static void adamw(const mz_update_row *r, float root) {
+    if (r->args->gradient_type == MZ_BF16)
+        apply_rule(r, ADAMW, OF_BF16, &root);
+    else
+        apply_rule(r, ADAMW, OF_F32, &root);
+}
+
+static void lion(const mz_update_row *r) {
+    if (r->args->gradient_type == MZ_BF16)
+        apply_rule(r, LION, OF_BF16, NULL);
+    else
+        apply_rule(r, LION, OF_F32, NULL);
+}
+
 static void apply(const mz_update_row *r, const float *update) {
-    drawing d = drawing_of(r);
-    for (int64_t i = 0; i < r->n; i += LANES)
-        write_lanes(r, &d, i, load(MZ_F32, update, i, r->n - i));
+    for (int64_t first = 0; first < r->n; first += CHUNK)
+        write_chunk(r, first, r->n - first < CHUNK ? r->n - first : CHUNK, update + first);
 }
 
 const mz_update_simd MZ_TABLE(mz_update_simd) = {.statistics = statistics,

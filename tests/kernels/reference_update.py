@@ -64,17 +64,19 @@ def philox(seed, a, b, c):
 
 
 def element_bits(seed, step, tensor, n):
-    return philox(seed, np.arange((n + 3) // 4), tensor, step).reshape(-1)[:n].astype(np.uint32)
+    """16 bits an element; eight elements share a block, the lower half of a word first."""
+    words = philox(seed, np.arange((n + 7) // 8), tensor, step).reshape(-1)
+    return np.stack([words & np.uint64(0xffff), words >> np.uint64(16)], -1).reshape(-1)[:n].astype(np.uint32)
 
 
 def written(q, rounding, bits):
     """The bf16 bits that are written for the fp32 value q."""
     q = np.asarray(q, np.float32)
     if rounding == DITHER:
-        u = (bits >> 8).astype(np.float32) * np.float32(2.0 ** -24)
-        q = (q + (u - np.float32(0.5)) * np.abs(q) * np.float32(2.0 ** -7)).astype(np.float32)
+        s = bits.astype(np.uint16).view(np.int16).astype(np.float32) * np.float32(2.0 ** -23)
+        q = (q + s * np.abs(q)).astype(np.float32)
     elif rounding == STOCHASTIC:
-        return ((q.view(np.uint32) + (bits & 0xffff)) >> 16).astype(np.uint16)
+        return ((q.view(np.uint32) + bits) >> 16).astype(np.uint16)
     return bf16_bits(q)
 
 
