@@ -569,6 +569,12 @@ static mz_code import_files(mz_app *app, import_args *args, char **files, int co
         mz_warn(&app->log, "%lld rows left out: %s", (long long)report.skipped, report.note);
     else if (report.note[0])
         mz_info(&app->log, "%s", report.note);
+    if (report.missing[0])
+        mz_warn(
+            &app->log,
+            "files of ranks are missing (%s): the trace holds what the others recorded, numbered "
+            "anew",
+            report.missing);
     mz_info(&app->log, "wrote %s: %lld calls, %lld tokens, %lld pairs", args->output,
             (long long)report.calls, (long long)report.tokens, (long long)report.pairs);
     return MZ_OK;

@@ -92,7 +92,8 @@ mz_code mz_csv_next(mz_csv *csv, bool *end, mz_err *err) {
     int fields = split(line, csv->field);
     if (fields != csv->columns)
         return mz_fail(
-            err, MZ_EINPUT, "%s: line %lld: the header has %d columns, this row does not",
+            err, MZ_EINPUT,
+            "%s: line %lld: the header has %d columns, this row does not: is it truncated?",
             mz_input_path(csv->input), (long long)mz_input_line_number(csv->input), csv->columns);
     return MZ_OK;
 }

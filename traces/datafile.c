@@ -76,10 +76,11 @@ int64_t mz_datafile_size(const mz_datafile *file) {
 
 mz_code mz_datafile_read(mz_datafile *file, int64_t offset, void *data, size_t size, mz_err *err) {
     if (offset < 0 || offset > file->size || size > (uint64_t)(file->size - offset))
-        return mz_fail(err, MZ_EINPUT,
-                       "%s: the file has %lld bytes, but bytes %lld to %lld are needed", file->path,
-                       (long long)file->size, (long long)offset,
-                       (long long)offset + (long long)size);
+        return mz_fail(
+            err, MZ_EINPUT,
+            "%s: the file has %lld bytes, but bytes %lld to %lld are needed (is it truncated?)",
+            file->path, (long long)file->size, (long long)offset,
+            (long long)offset + (long long)size);
     for (size_t done = 0; done < size;) {
         ssize_t n = pread(file->fd, (char *)data + done, size - done, offset + (int64_t)done);
         if (n < 0 && errno == EINTR)

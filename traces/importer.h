@@ -38,6 +38,7 @@ typedef struct mz_import_options {
 typedef struct mz_import_report {
     int64_t calls, tokens, pairs, skipped; /* skipped: rows left out, explained in `note` */
     char note[256];
+    char missing[64]; /* ranks that files are missing of, "2, 5-7" */
 } mz_import_report;
 
 typedef struct mz_importer {

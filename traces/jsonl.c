@@ -24,7 +24,8 @@ mz_code mz_jsonl_next(mz_jsonl *in, mz_err *err) {
     } while (line[strspn(line, " \t\r")] == '\0');
     json_t *value = json_loadb(line, length, JSON_REJECT_DUPLICATES, &fault);
     if (!value)
-        return mz_jsonl_fail(in, err, "column %d: no valid JSON: %.200s", fault.column, fault.text);
+        return mz_jsonl_fail(in, err, "column %d: no valid JSON (truncated or torn line?): %.200s",
+                             fault.column, fault.text);
     if (!json_is_object(value)) {
         json_decref(value);
         return mz_jsonl_fail(in, err, "not a JSON object");
@@ -50,11 +51,17 @@ mz_code mz_jsonl_fail(const mz_jsonl *in, mz_err *err, const char *fmt, ...) {
                    (long long)mz_input_line_number(in->input), text);
 }
 
+static mz_code no_member(const mz_jsonl *in, const char *key, mz_err *err) {
+    return mz_jsonl_fail(
+        in, err, "no member \"%s\": another format? 'mizan trace import --list' describes them",
+        key);
+}
+
 mz_code mz_jsonl_int(const mz_jsonl *in, const char *key, int64_t low, int64_t high, int64_t *value,
                      mz_err *err) {
     const json_t *member = json_object_get(in->object, key);
     if (!member)
-        return mz_jsonl_fail(in, err, "no member \"%s\"", key);
+        return no_member(in, key, err);
     if (!json_is_integer(member) || json_integer_value(member) < low ||
         json_integer_value(member) > high)
         return mz_jsonl_fail(in, err, "\"%s\" is not a whole number from %lld to %lld", key,
@@ -65,9 +72,10 @@ mz_code mz_jsonl_int(const mz_jsonl *in, const char *key, int64_t low, int64_t h
 
 mz_code mz_jsonl_text(const mz_jsonl *in, const char *key, const char **value, mz_err *err) {
     const json_t *member = json_object_get(in->object, key);
+    if (!member)
+        return no_member(in, key, err);
     if (!json_is_string(member))
-        return mz_jsonl_fail(in, err, "%s\"%s\"%s", member ? "" : "no member ", key,
-                             member ? " is not a string" : "");
+        return mz_jsonl_fail(in, err, "\"%s\" is not a string", key);
     *value = json_string_value(member);
     return MZ_OK;
 }
@@ -75,7 +83,7 @@ mz_code mz_jsonl_text(const mz_jsonl *in, const char *key, const char **value, m
 mz_code mz_jsonl_array(const mz_jsonl *in, const char *key, json_t **value, mz_err *err) {
     *value = json_object_get(in->object, key);
     if (!*value)
-        return mz_jsonl_fail(in, err, "no member \"%s\"", key);
+        return no_member(in, key, err);
     if (!json_is_array(*value))
         return mz_jsonl_fail(in, err, "\"%s\" is not a list", key);
     return MZ_OK;

@@ -110,7 +110,8 @@ mz_code mz_npy_parse(const char *path, const unsigned char *data, size_t size, m
         return mz_fail(err, MZ_EINPUT, "%s: the .npy header is longer than %d bytes", path,
                        NPY_MAX_HEADER);
     if (start + bytes > size)
-        return mz_fail(err, MZ_EINPUT, "%s: the file ends within the .npy header", path);
+        return mz_fail(err, MZ_EINPUT, "%s: the file ends within the .npy header: it is truncated",
+                       path);
     char text[NPY_MAX_HEADER + 1];
     memcpy(text, data + start, bytes);
     text[bytes] = '\0';
@@ -185,7 +186,7 @@ static mz_code next_elements(mz_npy *npy, unsigned char *buffer, int64_t count, 
     if (code)
         return code;
     if ((int64_t)got < *have * size)
-        return mz_fail(err, MZ_EINPUT, "%s: the file ends at element %lld of %lld",
+        return mz_fail(err, MZ_EINPUT, "%s: the file ends at element %lld of %lld: it is truncated",
                        mz_input_path(npy->input), (long long)(npy->done + (int64_t)got / size),
                        (long long)npy->shape.elements);
     return MZ_OK;

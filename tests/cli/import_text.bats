@@ -78,8 +78,30 @@ note() { "$python" -c 'import h5py, sys; print(h5py.File("t.h5")["run"].attrs["i
     "$mizan" trace import -q router_trace_rank?.jsonl --scores none -o none.h5
     truncate -s 800 logits_rank1.bin
     bad "of a file of 800: it is truncated" router_trace_rank?.jsonl --scores softmax-all
+    make megatron_router_short logits
+    for scores in softmax-chosen sigmoid; do
+        bad "pass --scores softmax-all or none with --dropped" router_trace_rank?.jsonl --dropped --scores $scores
+    done
+    takes megatron-route router_trace_rank?.jsonl --dropped --scores softmax-all
+    make megatron_router_logits
     rm logits_rank1.bin
     bad "logits_rank1.bin, which cannot be read" router_trace_rank?.jsonl --scores softmax-all
+}
+
+@test "Megatron router trace with padding and dropped pairs" {
+    make megatron_router_short padding
+    takes megatron-route router_trace_rank?.jsonl --experts 8
+    [[ $stderr == *"8 rows left out: tokens without an expert in any layer (padding)"* ]]
+    make megatron_router_short dropped
+    bad "lists 1 expert ids, not 2: the choice after dropping" router_trace_rank?.jsonl --experts 8
+    takes megatron-route router_trace_rank?.jsonl --experts 8 --dropped
+    [[ $stderr == *"8 rows left out: tokens without an expert in any layer (padding)"* ]]
+    [[ $(note) == *"pairs=after dropping; top-k before=2"* ]]
+    # Whole rows that were dropped in one layer alone are no padding.
+    sed 's/\[[0-9]\]/[]/g' -i router_trace_rank?.jsonl
+    bad "token 0 has 0 of 2 experts, so pairs were dropped: pass --dropped" router_trace_rank?.jsonl --experts 8
+    "$mizan" trace import -q router_trace_rank?.jsonl --experts 8 --dropped -o empty.h5
+    "$mizan" trace check empty.h5
 }
 
 @test "Megatron tokens per expert" {
@@ -95,8 +117,8 @@ note() { "$python" -c 'import h5py, sys; print(h5py.File("t.h5")["run"].attrs["i
     make check u.h5
     bad "place 2 of rank 1" rank?.jsonl --top-k 2 --ep-size 2 --ep-ranks 0:0,1:2,2:0,3:1,4:0,5:1,6:0,7:1
     bad "says nothing of rank 1" rank?.jsonl --top-k 2 --ep-size 2 --ep-ranks 0:0
-    bad "place 1 of expert group 0 is missing" rank[02].jsonl --top-k 2 --ep-size 2
-    bad "no whole groups of --ep-size 2" rank[012].jsonl --top-k 2 --ep-size 2
+    bad "the files of ranks 1, 3 are missing: with --ep-size 2" rank[02].jsonl --top-k 2 --ep-size 2
+    bad "the files of ranks 3 are missing: with --ep-size 2" rank[012].jsonl --top-k 2 --ep-size 2
     bad "--experts 8, but 2 ranks with 3 experts each" rank?.jsonl --top-k 2 --ep-size 2 --experts 8
     cp rank0.jsonl trace0.jsonl
     bad "the rank must stand in the file's name" trace0.jsonl --top-k 2 --ep-size 1

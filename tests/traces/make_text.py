@@ -99,6 +99,38 @@ def megatron_router_logits():
     megatron_router(logits=True)
 
 
+def megatron_router_short(kind):
+    """Of every micro-batch the last token is padding: without ids in both layers. `dropped` and `logits`: in layer
+    0 a capacity took the second id of token 0 and both of token 1."""
+    experts, k, rows, pairs, weight, held = 8, 2, [], [], [], []
+    out = [open(f"router_trace_rank{rank}.jsonl", "w") for rank in range(2)]
+    raw = [open(f"logits_rank{rank}.bin", "wb") for rank in range(2)]
+    for step in 3, 4:
+        for batch in range(2):
+            for layer in range(2):
+                for rank in range(2):
+                    tokens = 5 + rank + batch
+                    stored, x = bfloat16(rng.normal(size=(tokens, experts)))
+                    ids = np.argsort(-x, 1, "stable")[:, :k].tolist()
+                    ids[-1] = []
+                    if kind != "padding" and layer == 0:
+                        ids[0], ids[1] = ids[0][:1], []
+                    line = dict(step=step, stage="pre_dispatch", block="decoder", layer=layer, rank=rank,
+                                num_tokens=tokens, topk=k, top_indices=ids)
+                    if kind == "logits":
+                        line.update(logit_offset=raw[rank].tell(), logit_bytes=len(stored), logit_shape=[tokens, experts])
+                    raw[rank].write(stored)
+                    out[rank].write(json.dumps(line) + "\n")
+                    rows += [len(row) for row in ids[:-1]]
+                    pairs += sum(ids, [])
+                    weight += [softmax(x)[t, e] for t, row in enumerate(ids) for e in row]
+                    held.append((step, batch, layer, rank, tokens - 1))
+    more = {} if kind == "padding" else dict(rows__pairs=rows)
+    if kind == "logits":
+        more.update(pairs__weight=np.array(weight, np.float32))
+    expect(pairs__expert=pairs, **more, **calls(held))
+
+
 def counts_of(ids, experts):
     """[layers, experts] of ids [tokens, layers, k]."""
     return np.stack([np.bincount(ids[:, l].ravel(), minlength=experts) for l in range(ids.shape[1])])

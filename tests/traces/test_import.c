@@ -185,10 +185,10 @@ static void smartmoe_tables_refused(void **state) {
     put_text(f, "other.log", "0:[[1, 1]]\n");
     const mz_importer *logs = &mz_import_smartmoe_log;
     refused(f, logs, "table_iter5_rank0.log table_iter5_rank1.log table_iter6_rank0.log",
-            "fewer than 2 ranks");
-    refused(f, logs, "table_iter5_rank0.log table_iter6_rank1.log", "rank 0 of iteration 6");
-    refused(f, logs, "table_iter5_rank1.log", "rank 0 of iteration 5");
-    refused(f, logs, "table_iter5_rank0.log table_iter5_rank0.log", "rank 1 of iteration 5");
+            "iteration 6 does not have the ranks that iteration 5 has");
+    refused(f, logs, "table_iter5_rank0.log table_iter6_rank1.log", "first difference: rank 0");
+    refused(f, logs, "table_iter5_rank0.log table_iter5_rank0.log",
+            "are both rank 0 of iteration 5");
     refused(f, logs,
             "table_iter5_rank0.log table_iter5_rank1.log table_iter6_rank0.log "
             "table_iter6_rank1.log",
@@ -457,7 +457,7 @@ static void fingerprints_refused(void **state) {
         const char *text, *message;
     } cases[] = {
         {DATA(GOOD "," TOKEN("1", LAYER("[0, 4]", "[0.5, 0.5]"))),
-         "router_data[1].token_1.layer_0: selected_experts[1] is not below"},
+         "router_data[1].token_1.layer_0: selected_experts[1]: expert id 4 is not below"},
         {DATA(GOOD "," TOKEN("1", LAYER("[1, 1]", "[0.5, 0.5]"))), "stands twice"},
         {DATA(GOOD "," TOKEN("1", LAYER("[-1, 1]", "[0.5, 0.5]"))), "is negative"},
         {DATA(GOOD "," TOKEN("1", LAYER("[0.5, 1]", "[0.5, 0.5]"))), "is not a whole number"},

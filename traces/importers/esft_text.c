@@ -3,7 +3,7 @@
  * weights alike. Neither k nor E is in the files. Files of one folder belong together (a folder per
  * evaluating process): its sequences follow those of the folder before. Files are read side by
  * side; memory is one sequence. */
-#include "traces/importers/common.h"
+#include "traces/importers/ranks.h"
 #include "traces/importers/table.h"
 
 #include "common/base/arena.h"
@@ -121,14 +121,15 @@ static mz_code read_layer(esft_import *in, int32_t layer, int64_t *tokens, bool 
         return code;
     char *split = strstr(line, "\t\t");
     if (!split)
-        return line_fault(input, err, "no two tabs between ids and weights");
+        return line_fault(input, err,
+                          "no two tabs between ids and weights: another format, or truncated?");
     int64_t ids = count_numbers(line, split), here = ids / in->facts.top_k;
     if (ids % in->facts.top_k || ids == 0)
         return mz_fail(err, MZ_EINPUT, "%s: line %lld: %lld ids are no whole tokens of top-%d",
                        mz_input_path(input), (long long)mz_input_line_number(input), (long long)ids,
                        in->facts.top_k);
     if (count_numbers(split + 2, line + length) != ids)
-        return line_fault(input, err, "not as many weights as ids");
+        return line_fault(input, err, "not as many weights as ids: is the line truncated?");
     if (*tokens >= 0 && *tokens != here)
         return line_fault(input, err, "another number of tokens than in the layer before");
     *tokens = here;
@@ -179,7 +180,7 @@ static mz_code read_folder(esft_import *in, const esft_file *file, const char *o
             first_end = l == 0 ? end : first_end;
             if (!code && end != first_end)
                 code =
-                    mz_fail(err, MZ_EINPUT, "%s has fewer lines than %s",
+                    mz_fail(err, MZ_EINPUT, "%s has fewer lines than %s: is it truncated?",
                             end ? file[l].path : file[0].path, end ? file[0].path : file[l].path);
         }
         if (code || first_end)
@@ -220,14 +221,15 @@ static mz_code sort_files(esft_import *in, esft_file *file, char **files, int co
                 files[i]);
     }
     qsort(file, (size_t)count, sizeof *file, by_folder);
+    for (int i = 1; i < count; i++)
+        if (by_folder(&file[i - 1], &file[i]) == 0)
+            return mz_fail(err, MZ_EINPUT, "%s: layer %ld twice", file[i].path, file[i].layer);
     int layers = 1;
     while (layers < count && file[layers].folder == file[0].folder &&
            memcmp(file[layers].path, file[0].path, file[0].folder) == 0)
         layers++;
     for (int i = 0; i < count; i++) {
         const esft_file *first = &file[i - i % layers];
-        if (i > 0 && by_folder(&file[i - 1], &file[i]) == 0)
-            return mz_fail(err, MZ_EINPUT, "%s: layer %ld twice", file[i].path, file[i].layer);
         if (count % layers || file[i].layer != file[i % layers].layer ||
             file[i].folder != first->folder ||
             memcmp(file[i].path, first->path, first->folder) != 0)
@@ -239,6 +241,28 @@ static mz_code sort_files(esft_import *in, esft_file *file, char **files, int co
     mz_import_note(&in->facts, "layers=%d from %ld to %ld", layers, file[0].layer,
                    file[layers - 1].layer);
     return MZ_OK;
+}
+
+/* Folders are named rank_{R} by the ranks that wrote them: which are not there?. */
+static mz_code note_missing(esft_import *in, const esft_file *file, int count, mz_err *err) {
+    int folders = count / in->facts.layers;
+    mz_rank_file *rank = mz_calloc((size_t)folders, sizeof *rank);
+    bool named = rank != NULL;
+    for (int i = 0; i < folders && named; i++) {
+        const esft_file *first = &file[i * in->facts.layers];
+        char folder[64] = "";
+        size_t end = first->folder > 0 ? first->folder - 1 : 0, begin = end;
+        while (begin > 0 && first->path[begin - 1] != '/')
+            begin--;
+        snprintf(folder, sizeof folder, "%.*s", (int)(end - begin), first->path + begin);
+        rank[i].rank = mz_rank_of_name(folder);
+        named = rank[i].rank >= 0;
+    }
+    mz_code code = !rank   ? mz_fail_nomem(err, "folders")
+                   : named ? mz_rank_files_note(in->report, &in->facts, rank, folders, err)
+                           : MZ_OK;
+    free(rank);
+    return code;
 }
 
 static mz_code take_facts(esft_import *in, const char *path, mz_err *err) {
@@ -273,6 +297,8 @@ static mz_code import_files(mz_app *app, char **files, int count, const mz_impor
         code = take_facts(in, files[0], err);
     if (!code)
         code = sort_files(in, file, files, count, err);
+    if (!code)
+        code = note_missing(in, file, count, err);
     if (!code) {
         in->input = mz_calloc((size_t)in->facts.layers, sizeof(mz_input *));
         code = in->input ? MZ_OK : mz_fail_nomem(err, "files");

@@ -1,29 +1,30 @@
 #include "traces/importers/gather.h"
 
 #include "common/base/arena.h"
+#include "traces/importers/rows.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 struct mz_gather_entry {
     mz_gather_key key;
-    int64_t tokens;
-    size_t first; /* of its values in expert and weight, or in count */
+    int64_t tokens, pairs;
+    size_t first, first_row; /* of its values in expert and weight, or in count; in row */
 };
 
-static mz_code add_entry(mz_gather *gather, const mz_gather_key *key, int64_t tokens, size_t first,
-                         mz_err *err) {
+static mz_code add_entry(mz_gather *gather, const mz_gather_key *key, int64_t tokens, int64_t pairs,
+                         size_t first, mz_err *err) {
     if (!mz_grow((void **)&gather->entry, &gather->entry_room, gather->entries + 1,
                  sizeof *gather->entry))
         return mz_fail_nomem(err, "calls");
-    gather->entry[gather->entries++] =
-        (mz_gather_entry){.key = *key, .tokens = tokens, .first = first};
+    gather->entry[gather->entries++] = (mz_gather_entry){
+        .key = *key, .tokens = tokens, .pairs = pairs, .first = first, .first_row = gather->rows};
     return MZ_OK;
 }
 
-mz_code mz_gather_pairs(mz_gather *gather, const mz_gather_key *key, int64_t tokens,
-                        uint16_t **expert, float **weight, mz_err *err) {
-    size_t more = (size_t)tokens * (size_t)gather->facts->top_k, first = gather->pairs;
+static mz_code add_pairs(mz_gather *gather, const mz_gather_key *key, int64_t tokens, int64_t pairs,
+                         uint16_t **expert, float **weight, mz_err *err) {
+    size_t more = (size_t)pairs, first = gather->pairs;
     bool ok = mz_grow((void **)&gather->expert, &gather->expert_room, first + more + 1,
                       sizeof *gather->expert);
     if (ok && gather->facts->has_weight)
@@ -35,7 +36,23 @@ mz_code mz_gather_pairs(mz_gather *gather, const mz_gather_key *key, int64_t tok
     *expert = gather->expert + first;
     if (weight)
         *weight = gather->facts->has_weight ? gather->weight + first : NULL;
-    return add_entry(gather, key, tokens, first, err);
+    return add_entry(gather, key, tokens, pairs, first, err);
+}
+
+mz_code mz_gather_pairs(mz_gather *gather, const mz_gather_key *key, int64_t tokens,
+                        uint16_t **expert, float **weight, mz_err *err) {
+    return add_pairs(gather, key, tokens, tokens * gather->facts->top_k, expert, weight, err);
+}
+
+mz_code mz_gather_rows(mz_gather *gather, const mz_gather_key *key, int64_t tokens, int64_t pairs,
+                       uint16_t **row, uint16_t **expert, float **weight, mz_err *err) {
+    if (!mz_grow((void **)&gather->row, &gather->row_room, gather->rows + (size_t)tokens + 1,
+                 sizeof *gather->row))
+        return mz_fail_nomem(err, "experts of tokens");
+    mz_code code = add_pairs(gather, key, tokens, pairs, expert, weight, err);
+    *row = gather->row + gather->rows;
+    gather->rows += (size_t)tokens;
+    return code;
 }
 
 mz_code mz_gather_counts(mz_gather *gather, const mz_gather_key *key, int64_t tokens,
@@ -46,7 +63,7 @@ mz_code mz_gather_counts(mz_gather *gather, const mz_gather_key *key, int64_t to
     gather->counts += more;
     *count = gather->count + first;
     memset(*count, 0, more * sizeof **count);
-    return add_entry(gather, key, tokens, first, err);
+    return add_entry(gather, key, tokens, 0, first, err);
 }
 
 mz_code mz_gather_tokens(const mz_import_options *options, int32_t top_k, int64_t pairs,
@@ -121,9 +138,17 @@ static int by_key(const void *a, const void *b) {
     return (x->rank > y->rank) - (x->rank < y->rank);
 }
 
-static mz_code call_fault(const mz_gather_key *key, mz_err *err, const char *what) {
-    return mz_fail(err, MZ_EINPUT, "step %lld, micro-batch %d, layer %lld, rank %d: %s",
-                   (long long)key->step, key->micro_batch, (long long)key->layer, key->rank, what);
+/* Puts the file of a rank before the message, where it is known. */
+static mz_code in_file(const mz_gather *gather, int32_t rank, mz_err *err) {
+    bool known = gather->path && rank >= 0 && rank < gather->facts->ranks;
+    return known ? mz_err_prefix(err, "%s", gather->path[rank]) : err->code;
+}
+
+static mz_code call_fault(const mz_gather *gather, const mz_gather_key *key, mz_err *err,
+                          const char *what) {
+    mz_fail(err, MZ_EINPUT, "step %lld, micro-batch %d, layer %lld, rank %d: %s",
+            (long long)key->step, key->micro_batch, (long long)key->layer, key->rank, what);
+    return in_file(gather, key->rank, err);
 }
 
 static int64_t sum_of(const int64_t *count, int32_t experts) {
@@ -142,17 +167,17 @@ static mz_code agree(const mz_gather *gather, const mz_gather_entry *entry, size
         int64_t held = entry[i].tokens;
         if (!bsearch(&key->layer, gather->label, (size_t)gather->layers, sizeof *gather->label,
                      by_number))
-            return call_fault(key, err, "the steps before have no such layer");
+            return call_fault(gather, key, err, "the steps before have no such layer");
         if (key->rank < 0 || key->rank >= facts->ranks)
-            return call_fault(key, err, "the trace has no such rank");
+            return call_fault(gather, key, err, "the trace has no such rank");
         if (i > 0 && by_key(&entry[i - 1], &entry[i]) == 0)
-            return call_fault(key, err, "recorded twice");
+            return call_fault(gather, key, err, "recorded twice");
         if (held < 0) {
             held = (sum_of(gather->count + entry[i].first, facts->experts) + facts->top_k - 1) /
                    facts->top_k;
             tokens[key->rank] = held > tokens[key->rank] ? held : tokens[key->rank];
         } else if (layers[key->rank] > 0 && tokens[key->rank] != held) {
-            return call_fault(key, err,
+            return call_fault(gather, key, err,
                               facts->kind == MZ_TRACE_COUNTS
                                   ? "other tokens than in the layers before; counts after dropping "
                                     "need --dropped or --tokens N"
@@ -163,12 +188,14 @@ static mz_code agree(const mz_gather *gather, const mz_gather_entry *entry, size
         layers[key->rank]++;
     }
     for (int32_t r = 0; r < facts->ranks; r++)
-        if (layers[r] != 0 && layers[r] != gather->layers)
-            return mz_fail(err, MZ_EINPUT,
-                           "step %lld, micro-batch %d, rank %d: %d of %d layers; the recording is "
-                           "incomplete",
-                           (long long)entry->key.step, entry->key.micro_batch, r, layers[r],
-                           gather->layers);
+        if (layers[r] != 0 && layers[r] != gather->layers) {
+            mz_fail(err, MZ_EINPUT,
+                    "step %lld, micro-batch %d, rank %d: %d of %d layers; the recording is "
+                    "incomplete or the file truncated",
+                    (long long)entry->key.step, entry->key.micro_batch, r, layers[r],
+                    gather->layers);
+            return in_file(gather, r, err);
+        }
     return MZ_OK;
 }
 
@@ -194,7 +221,8 @@ static mz_code write_calls(const mz_gather *gather, const mz_gather_entry *entry
         } else {
             call.expert = gather->expert + entry[i].first;
             call.weight = facts->has_weight ? gather->weight + entry[i].first : NULL;
-            call.pairs = call.tokens * facts->top_k;
+            call.pairs = entry[i].pairs;
+            call.token_pairs = facts->top_k == 0 ? gather->row + entry[i].first_row : NULL;
         }
         code = mz_trace_write_call(writer, &call, err);
         report->calls++;
@@ -203,8 +231,67 @@ static mz_code write_calls(const mz_gather *gather, const mz_gather_entry *entry
     return code;
 }
 
+/* Compacts a call's rows to the tokens that are `used`; *kept of them. */
+static mz_code keep_used(const mz_gather *gather, const mz_gather_entry *entry, const bool *used,
+                         int64_t *kept, mz_err *err) {
+    uint16_t *row = gather->row + entry->first_row;
+    int32_t top_k = gather->facts->top_k;
+    *kept = 0;
+    for (int64_t t = 0; t < entry->tokens; t++) {
+        if (!used[t])
+            continue;
+        if (top_k > 0 && row[t] != top_k) {
+            char what[160];
+            snprintf(what, sizeof what,
+                     "token %lld has %d of %d experts, so pairs were dropped: pass --dropped (the "
+                     "trace then holds what was computed)",
+                     (long long)t, row[t], top_k);
+            return call_fault(gather, &entry->key, err, what);
+        }
+        row[(*kept)++] = row[t];
+    }
+    return MZ_OK;
+}
+
+/* Leaves out the tokens of a micro-batch that have no expert in any layer: padding. begin[rank] is
+ * where a rank's tokens begin among all, `total` of them. */
+static mz_code leave_padding(const mz_gather *gather, mz_gather_entry *entry, size_t entries,
+                             int64_t *tokens, const int64_t *begin, int64_t total,
+                             mz_import_report *report, mz_err *err) {
+    int64_t held = 0, kept;
+    mz_code code = MZ_OK;
+    bool *used = mz_calloc((size_t)total + 1, sizeof *used);
+    if (!used)
+        return mz_fail_nomem(err, "tokens of a micro-batch");
+    for (size_t i = 0; i < entries; i++)
+        for (int64_t t = 0; t < entry[i].tokens; t++)
+            if (gather->row[entry[i].first_row + (size_t)t] > 0)
+                used[begin[entry[i].key.rank] + t] = true;
+    for (size_t i = 0; i < entries && !code; i++) {
+        int32_t rank = entry[i].key.rank;
+        code = keep_used(gather, &entry[i], used + begin[rank], &kept, err);
+        if (!code)
+            entry[i].tokens = tokens[rank] = kept;
+    }
+    for (int32_t r = 0; r < gather->facts->ranks; r++)
+        held += tokens[r];
+    if (!code)
+        mz_rows_skip(report, total - held, "tokens without an expert in any layer (padding)");
+    free(used);
+    return code;
+}
+
+/* Numbers the tokens of all ranks from `first` on; the number behind the last. */
+static int64_t number_tokens(const int64_t *tokens, int32_t ranks, int64_t first, int64_t *begin) {
+    for (int32_t r = 0; r < ranks; r++) {
+        begin[r] = first;
+        first += tokens[r];
+    }
+    return first;
+}
+
 /* One (step, micro-batch). `scratch` holds 2 numbers per rank, `layers` one. */
-static mz_code write_group(mz_gather *gather, const mz_gather_entry *entry, size_t entries,
+static mz_code write_group(mz_gather *gather, mz_gather_entry *entry, size_t entries,
                            int64_t *scratch, int32_t *layers, mz_trace_writer *writer,
                            mz_import_report *report, mz_err *err) {
     int32_t ranks = gather->facts->ranks;
@@ -214,11 +301,15 @@ static mz_code write_group(mz_gather *gather, const mz_gather_entry *entry, size
     mz_code code = agree(gather, entry, entries, tokens, layers, err);
     if (code)
         return code;
-    for (int32_t r = 0; r < ranks; r++) {
-        begin[r] = gather->token;
-        gather->token += tokens[r];
-        report->tokens += tokens[r];
+    if (gather->rows > 0) {
+        int64_t total = number_tokens(tokens, ranks, 0, begin);
+        code = leave_padding(gather, entry, entries, tokens, begin, total, report, err);
+        if (code)
+            return code;
     }
+    int64_t first = gather->token;
+    gather->token = number_tokens(tokens, ranks, first, begin);
+    report->tokens += gather->token - first;
     return write_calls(gather, entry, entries, tokens, begin, writer, report, err);
 }
 
@@ -241,7 +332,7 @@ mz_code mz_gather_write(mz_gather *gather, mz_trace_writer *writer, mz_import_re
     }
     free(scratch);
     free(layers);
-    gather->entries = gather->pairs = gather->counts = 0;
+    gather->entries = gather->pairs = gather->counts = gather->rows = 0;
     return code;
 }
 
@@ -250,6 +341,7 @@ void mz_gather_free(mz_gather *gather) {
     free(gather->expert);
     free(gather->weight);
     free(gather->count);
+    free(gather->row);
     free(gather->label);
     *gather = (mz_gather){0};
 }

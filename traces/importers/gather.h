@@ -13,7 +13,7 @@ typedef struct mz_gather_key {
 typedef struct mz_gather_entry mz_gather_entry;
 
 /* Owns what it gathered. Memory: 2 top_k bytes per token and call, 4 more per weight; 8 bytes per
- * count. The trace's facts must outlive it. */
+ * count, 2 per token of rows. The trace's facts must outlive it. */
 typedef struct mz_gather {
     mz_trace_facts *facts; /* kind, top_k, experts, has_weight before the first call; ranks before
                               the first write */
@@ -22,16 +22,23 @@ typedef struct mz_gather {
     uint16_t *expert;
     float *weight;
     int64_t *count;
-    size_t expert_room, weight_room, count_room, pairs, counts;
+    uint16_t *row; /* experts of each token, of calls that were gathered as rows */
+    size_t expert_room, weight_room, count_room, row_room, pairs, counts, rows;
     int64_t *label; /* of each layer of the trace, ascending */
     int32_t layers;
-    int64_t token; /* next number on the token axis */
+    int64_t token;           /* next number on the token axis */
+    const char *const *path; /* a file of each source rank, named by messages; may be NULL */
 } mz_gather;
 
 /* A call of `tokens` tokens; *expert (and *weight, where the trace has weights) is room for tokens
  * x top_k values that the caller fills at once (valid until the next call of these functions). */
 mz_code mz_gather_pairs(mz_gather *gather, const mz_gather_key *key, int64_t tokens,
                         uint16_t **expert, float **weight, mz_err *err);
+/* A call of tokens that may lack experts: *row is room for the number of each token, *expert for
+ * `pairs` values. Tokens without an expert in every layer of their micro-batch are padding and left
+ * out when it is written; facts->top_k > 0 demands that all others have so many. */
+mz_code mz_gather_rows(mz_gather *gather, const mz_gather_key *key, int64_t tokens, int64_t pairs,
+                       uint16_t **row, uint16_t **expert, float **weight, mz_err *err);
 /* A call of counts; *count is room for E zeros that the caller fills at once. tokens < 0: they are
  * the call's pairs over top_k, rounded up, of the layer that has most. */
 mz_code mz_gather_counts(mz_gather *gather, const mz_gather_key *key, int64_t tokens,

@@ -69,7 +69,8 @@ static mz_code read_layer(const json_import *in, json_t *layer, const char *wher
                                                               in->facts.experts, expert, (int32_t)i)
                                                 : "is not a whole number";
         if (fault)
-            return mz_fail(err, MZ_EINPUT, "%s: selected_experts[%zu] %s", where, i, fault);
+            return mz_fail(err, MZ_EINPUT, "%s: selected_experts[%zu]: expert id %lld %s", where, i,
+                           (long long)json_integer_value(id), fault);
         double value = json_number_value(prob);
         if (!json_is_number(prob) || !(value >= 0) || !(value <= 1e30))
             return mz_fail(err, MZ_EINPUT, "%s: selected_probs[%zu] is not a number of at least 0",

@@ -74,7 +74,7 @@ static mz_code read_token(hrtr_import *in, const char *path, uint16_t *expert, b
     if (code || *end)
         return code;
     if (got < (size_t)row * 2)
-        return mz_fail(err, MZ_EINPUT, "%s: the file ends within token %lld", path,
+        return mz_fail(err, MZ_EINPUT, "%s: the file ends within token %lld: it is truncated", path,
                        (long long)in->token);
     for (int32_t i = 0; i < row; i++) {
         uint16_t id = mz_le16(in->bytes + 2 * i);

@@ -17,7 +17,8 @@ enum { MAX_TENSORS = 1 << 20, MAX_KEYS = 1 << 20, MAX_NAME = 1 << 16, F32 = 0 };
 typedef struct gguf_import {
     const mz_import_options *options;
     mz_datafile *file;
-    int64_t at; /* next byte of the header */
+    int64_t at;   /* next byte of the header */
+    uint64_t end; /* of the last tensor, from the beginning of the data */
     mz_trace_facts facts;
     mz_gather gather;
     mz_import_report *report;
@@ -138,6 +139,25 @@ static mz_code take_key(gguf_import *in, mz_err *err) {
     return MZ_OK;
 }
 
+/* The file must hold every tensor, not those alone that are read. Of other types (an imatrix has
+ * none) a byte is all that is known to be there. */
+static mz_code note_end(gguf_import *in, const char *name, const uint64_t *extent, uint32_t type,
+                        uint64_t offset, mz_err *err) {
+    uint64_t bytes = type == F32 ? 4 : 1, size = (uint64_t)mz_datafile_size(in->file);
+    for (int d = 0; d < 4; d++) {
+        if (extent[d] > 0 && bytes > size / extent[d])
+            return mz_fail(err, MZ_EINPUT,
+                           "%s: %s: larger than the file, whose end is missing: it is truncated",
+                           mz_datafile_path(in->file), name);
+        bytes *= type == F32 ? extent[d] : 1;
+    }
+    if (offset > size - bytes)
+        return mz_fail(err, MZ_EINPUT, "%s: %s reaches beyond the end of the file: it is truncated",
+                       mz_datafile_path(in->file), name);
+    in->end = offset + bytes > in->end ? offset + bytes : in->end;
+    return MZ_OK;
+}
+
 /* One tensor of the header; those that count experts are kept, of one kind. */
 static mz_code take_tensor(gguf_import *in, mz_err *err) {
     char name[128], kind[8] = "", rest[2] = "";
@@ -157,6 +177,8 @@ static mz_code take_tensor(gguf_import *in, mz_err *err) {
         code = take_u32(in, &type, err);
     if (!code)
         code = take_u64(in, &offset, err);
+    if (!code)
+        code = note_end(in, name, extent, type, offset, err);
     if (code)
         return code;
     long long number;
@@ -259,6 +281,11 @@ static mz_code read_layer(gguf_import *in, size_t index, int64_t data, float *re
 static mz_code read_layers(gguf_import *in, mz_err *err) {
     int64_t align = (int64_t)in->alignment, data = (in->at + align - 1) / align * align;
     size_t experts = (size_t)in->facts.experts;
+    uint64_t size = (uint64_t)mz_datafile_size(in->file);
+    if ((uint64_t)data > size || in->end > size - (uint64_t)data)
+        return mz_fail(err, MZ_EINPUT,
+                       "%s: tensors reach beyond the end of the file: it is truncated",
+                       mz_datafile_path(in->file));
     float *real = mz_calloc(experts, sizeof *real);
     int64_t *row = mz_calloc(experts, sizeof *row);
     mz_code code = real && row ? MZ_OK : mz_fail_nomem(err, "a row of counts");

@@ -1,12 +1,15 @@
 /* Megatron-LM's router trace: router_trace_rank{R}.jsonl, one line per (step, block, layer) with
  * the chosen ids of every token, optionally logits_rank{R}.bin (bfloat16 [tokens][E]) beside it.
  * One file per rank; the lines of one (step, layer) in a file are its micro-batches, in order.
- * Blocks of the multi-token prediction are left out and counted. Under pipeline parallelism layer
- * numbers are local to the stage: --layer-offsets. Ranks of a stage, in order, are the trace's
- * source ranks. Steps of all files are read side by side: memory is one step of all ranks. */
+ * Rows without an id in any layer are padding and left out; rows with fewer than k are what
+ * dropping left, and --dropped takes them as they are (a trace of variable k). Blocks of the
+ * multi-token prediction are left out and counted. Under pipeline parallelism layer numbers are
+ * local to the stage: --layer-offsets. Ranks of a stage, in order, are the trace's source ranks.
+ * Steps of all files are read side by side: memory is one step of all ranks. */
 #include "traces/importers/gather.h"
 #include "traces/importers/logits.h"
 #include "traces/importers/ranks.h"
+#include "traces/importers/rows.h"
 #include "traces/importers/table.h"
 
 #include "common/base/arena.h"
@@ -37,6 +40,9 @@ typedef struct router_import {
     mz_trace_facts facts;
     mz_gather gather;
     mz_scores scores;
+    int32_t top_k;         /* of the router, before any dropping */
+    int64_t mtp;           /* lines of multi-token prediction */
+    const char **path;     /* a file of each source rank */
     bool ascending;        /* ids of every token so far */
     unsigned char *stored; /* one token's logits as stored, and converted */
     float *logit;
@@ -54,7 +60,7 @@ static int recognise(const char *path, const unsigned char *head, size_t size) {
 static mz_code next_line(router_import *in, router_file *file, mz_err *err) {
     int64_t before = file->step;
     const char *stage = "pre_dispatch";
-    mz_code code = mz_megatron_next(&file->lines, "step", &file->step, &in->report->skipped, err);
+    mz_code code = mz_megatron_next(&file->lines, "step", &file->step, &in->mtp, err);
     if (!code && file->lines.object && json_object_get(file->lines.object, "stage"))
         code = mz_jsonl_text(&file->lines, "stage", &stage, err);
     if (!code && strcmp(stage, "pre_dispatch") != 0)
@@ -97,7 +103,8 @@ static mz_code open_logits(router_file *file, const char *path, int64_t rank, mz
 
 /* The line's weights, from its logits beside the file. */
 static mz_code read_weights(router_import *in, router_file *file, int64_t tokens,
-                            const uint16_t *expert, float *weight, mz_err *err) {
+                            const uint16_t *chosen, const uint16_t *expert, float *weight,
+                            mz_err *err) {
     int64_t offset, bytes, experts = in->facts.experts, row = 2 * experts;
     json_t *shape;
     mz_code code = mz_jsonl_int(&file->lines, "logit_offset", 0, INT64_MAX / 2, &offset, err);
@@ -125,36 +132,53 @@ static mz_code read_weights(router_import *in, router_file *file, int64_t tokens
                                                                     << 24;
             memcpy(&in->logit[e], &bits, sizeof bits);
         }
-        code =
-            mz_scores_weights(in->scores, in->logit, (int32_t)experts, expert + t * in->facts.top_k,
-                              in->facts.top_k, weight + t * in->facts.top_k, err);
+        if (chosen[t] == 0) /* padding, whose logits may be anything */
+            continue;
+        code = mz_scores_weights(in->scores, in->logit, (int32_t)experts, expert, chosen[t], weight,
+                                 err);
         if (code)
             return mz_err_prefix(err, "%s: line %lld: token %lld", mz_input_path(file->lines.input),
                                  (long long)mz_input_line_number(file->lines.input), (long long)t);
+        expert += chosen[t];
+        weight += chosen[t];
     }
     return code;
 }
 
+/* Ids of all tokens; chosen[t] is how many token t has. */
 static mz_code read_tokens(router_import *in, router_file *file, const json_t *rows,
-                           uint16_t *expert, mz_err *err) {
-    int32_t k = in->facts.top_k;
-    for (size_t t = 0; t < json_array_size(rows); t++, expert += k) {
+                           uint16_t *chosen, uint16_t *expert, mz_err *err) {
+    for (size_t t = 0; t < json_array_size(rows); t++) {
         char what[48];
         const json_t *row = json_array_get(rows, t);
+        size_t n = json_array_size(row);
         snprintf(what, sizeof what, "top_indices[%zu]", t);
-        if (json_is_array(row) && json_array_size(row) < (size_t)k)
+        if (n > 0 && n < (size_t)in->top_k && !in->options->dropped)
             return mz_jsonl_fail(
                 &file->lines, err,
-                "%s lists %zu expert ids, not %d: the choice after dropping, which "
-                "is not what the router chose; record without a capacity",
-                what, json_array_size(row), k);
+                "%s lists %zu expert ids, not %d: the choice after dropping, not the router's: "
+                "record without a capacity, or pass --dropped for a trace of what was computed",
+                what, n, in->top_k);
+        int32_t k = n < (size_t)in->top_k ? (int32_t)n : in->top_k;
         mz_code code = mz_jsonl_ids(&file->lines, what, row, k, in->facts.experts, expert, err);
         if (code)
             return code;
         for (int32_t i = 1; i < k; i++)
             in->ascending = in->ascending && expert[i] > expert[i - 1];
+        chosen[t] = (uint16_t)k;
+        expert += k;
     }
     return MZ_OK;
+}
+
+/* Ids of all rows, no more than k of each. */
+static int64_t count_ids(const json_t *rows, int32_t top_k) {
+    int64_t pairs = 0;
+    for (size_t t = 0; t < json_array_size(rows); t++) {
+        size_t n = json_array_size(json_array_get(rows, t));
+        pairs += n < (size_t)top_k ? (int64_t)n : top_k;
+    }
+    return pairs;
 }
 
 /* Takes the current line of a file as one call. */
@@ -163,7 +187,7 @@ static mz_code take_line(router_import *in, int index, mz_err *err) {
     const mz_rank_file *rank = &in->rank[index];
     int64_t layer, number, tokens, top_k;
     json_t *rows;
-    uint16_t *expert;
+    uint16_t *chosen, *expert;
     float *weight;
     mz_gather_key key = {.step = file->step, .rank = rank->source};
     mz_code code = mz_jsonl_int(&file->lines, "layer", 0, MZ_LAYERS_MAX, &layer, err);
@@ -180,18 +204,18 @@ static mz_code take_line(router_import *in, int index, mz_err *err) {
     if (number != rank->rank)
         return mz_jsonl_fail(&file->lines, err, "rank %lld in the file of rank %lld",
                              (long long)number, (long long)rank->rank);
-    if (top_k != in->facts.top_k || json_array_size(rows) != (size_t)tokens)
+    if (top_k != in->top_k || json_array_size(rows) != (size_t)tokens)
         return mz_jsonl_fail(&file->lines, err, "%zu rows of top-%lld, not %lld rows of top-%d",
-                             json_array_size(rows), (long long)top_k, (long long)tokens,
-                             in->facts.top_k);
+                             json_array_size(rows), (long long)top_k, (long long)tokens, in->top_k);
     key.layer = layer + rank->offset;
     code = micro_batch(file, layer, &key.micro_batch, err);
     if (!code)
-        code = mz_gather_pairs(&in->gather, &key, tokens, &expert, &weight, err);
+        code = mz_gather_rows(&in->gather, &key, tokens, count_ids(rows, in->top_k), &chosen,
+                              &expert, &weight, err);
     if (!code)
-        code = read_tokens(in, file, rows, expert, err);
+        code = read_tokens(in, file, rows, chosen, expert, err);
     if (!code && in->facts.has_weight)
-        code = read_weights(in, file, tokens, expert, weight, err);
+        code = read_weights(in, file, tokens, chosen, expert, weight, err);
     return code;
 }
 
@@ -234,6 +258,7 @@ static mz_code open_files(router_import *in, char **files, mz_err *err) {
     mz_code code = MZ_OK;
     int64_t top_k, experts = in->options->experts;
     for (int i = 0; i < in->files && !code; i++) {
+        in->rank[i].path = files[i];
         code = mz_jsonl_open(files[i], &in->file[i].lines, err);
         if (!code)
             code = next_line(in, &in->file[i], err);
@@ -263,10 +288,16 @@ static mz_code open_files(router_import *in, char **files, mz_err *err) {
     if (in->options->top_k > 0 && in->options->top_k != top_k)
         return mz_fail(err, MZ_EINPUT, "%s: top-%lld in the file, but --top-k %lld", files[0],
                        (long long)top_k, (long long)in->options->top_k);
-    in->facts.top_k = (int32_t)top_k;
+    in->top_k = (int32_t)top_k;
+    in->facts.top_k = in->options->dropped ? 0 : in->top_k;
     in->facts.experts = (int32_t)experts;
     if (in->scores == MZ_SCORES_NONE)
         return MZ_OK;
+    if (in->options->dropped && mz_scores_normalized(in->scores))
+        return mz_fail(err, MZ_EINPUT,
+                       "%s: --scores %s divides by the sum over all chosen experts, and dropped "
+                       "ones are not known: pass --scores softmax-all or none with --dropped",
+                       files[0], in->options->scores);
     in->facts.has_weight = true;
     in->facts.weights_normalized = mz_scores_normalized(in->scores);
     strcpy(in->facts.router, mz_scores_router(in->scores));
@@ -285,11 +316,22 @@ static mz_code create(router_import *in, char **files, const char *output,
     mz_code code = layers_agree(in, files, err);
     if (!code)
         code = mz_gather_settle(&in->gather, err);
+    in->path = mz_calloc((size_t)in->facts.ranks, sizeof *in->path);
+    if (!code && !in->path)
+        code = mz_fail_nomem(err, "names of files");
     if (code)
         return code;
+    for (int i = in->files; i-- > 0;)
+        in->path[in->rank[i].source] = files[i];
+    in->gather.path = in->path;
     mz_import_note(&in->facts, "ids within a token=%s", in->ascending ? "ascending" : "as routed");
+    if (in->options->dropped)
+        mz_import_note(&in->facts, "pairs=after dropping; top-k before=%d", in->top_k);
     if (in->options->layer_offsets)
         mz_import_note(&in->facts, "layer offsets=%s", in->options->layer_offsets);
+    code = mz_rank_files_note(in->report, &in->facts, in->rank, in->files, err);
+    if (code)
+        return code;
     if (in->facts.has_weight)
         mz_import_note(&in->facts, "weights=%s of the logits", in->options->scores);
     return mz_trace_create(output, &in->facts, write, &in->writer, err);
@@ -332,6 +374,7 @@ static void free_import(router_import *in) {
     if (in->writer)
         mz_trace_writer_abandon(&in->writer);
     mz_gather_free(&in->gather);
+    free(in->path);
     free(in->stored);
     free(in->logit);
     free(in->file);
@@ -365,9 +408,8 @@ static mz_code import_files(mz_app *app, char **files, int count, const mz_impor
         code = read_steps(in, files, output, write, err);
     if (!code)
         code = mz_trace_writer_close(&in->writer, err);
-    if (report->skipped)
-        snprintf(report->note, sizeof report->note, "lines of multi-token prediction (mtp)");
-    else if (count > 1 && !options->layer_offsets)
+    mz_rows_skip(report, in->mtp, "lines of multi-token prediction (mtp)");
+    if (!report->skipped && count > 1 && !options->layer_offsets)
         snprintf(report->note, sizeof report->note,
                  "all ranks record the same layers: taken as one pipeline stage "
                  "(--layer-offsets says otherwise)");

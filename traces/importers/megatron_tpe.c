@@ -135,6 +135,20 @@ static mz_code deal_group(tpe_import *in, int64_t step, const tpe_row *row, mz_e
     return MZ_OK;
 }
 
+/* The counts of place `place` of the group of `row` are not there. */
+static mz_code place_fault(const tpe_import *in, int64_t step, const tpe_row *row, int32_t place,
+                           mz_err *err) {
+    mz_fail(
+        err, MZ_EINPUT,
+        "iteration %lld, layer %lld, micro-batch %d: the rank at place %d of expert group %d is "
+        "missing (is its file truncated?), or recorded twice",
+        (long long)step, (long long)row->layer, row->micro_batch, place, row->group);
+    for (int i = 0; i < in->files; i++)
+        if (in->file[i].place == place && in->file[i].group == row->group)
+            return mz_err_prefix(err, "%s", in->rank[i].path);
+    return MZ_EINPUT;
+}
+
 /* Puts the rows of one iteration together, group by group. */
 static mz_code deal_rows(tpe_import *in, int64_t step, mz_err *err) {
     qsort(in->row, in->rows, sizeof *in->row, by_place);
@@ -145,11 +159,7 @@ static mz_code deal_rows(tpe_import *in, int64_t step, mz_err *err) {
             bool same = i + (size_t)p < in->rows && row[p].layer == row->layer &&
                         row[p].micro_batch == row->micro_batch && row[p].group == row->group;
             if (!same || row[p].place != p)
-                return mz_fail(
-                    err, MZ_EINPUT,
-                    "iteration %lld, layer %lld, micro-batch %d: the rank at place %d of "
-                    "expert group %d is missing, or recorded twice",
-                    (long long)step, (long long)row->layer, row->micro_batch, p, row->group);
+                return place_fault(in, step, row, p, err);
             memcpy(in->load + p * in->local, in->count + row[p].first,
                    (size_t)in->local * sizeof *in->load);
         }
@@ -171,6 +181,38 @@ static mz_code take_step(tpe_import *in, int64_t step, mz_err *err) {
         }
     }
     return deal_rows(in, step, err);
+}
+
+static mz_code group_incomplete(const tpe_import *in, int64_t first, mz_err *err) {
+    int64_t missing, highest = 0;
+    char text[64];
+    for (int i = 0; i < in->files; i++)
+        highest = in->rank[i].rank > highest ? in->rank[i].rank : highest;
+    mz_code code =
+        mz_rank_files_missing(in->rank, in->files, highest / in->places * in->places + in->places,
+                              &missing, text, sizeof text, err);
+    return code ? code
+                : mz_fail(err, MZ_EINPUT,
+                          "the files of ranks %s are missing: with --ep-size %d ranks %lld to %lld "
+                          "hold all experts once, and the counts of some would be unknown",
+                          text, in->places, (long long)first, (long long)(first + in->places - 1));
+}
+
+/* A group that lacks a rank lacks its experts: nothing can be made of the rest. A group that is
+ * missing as a whole leaves fewer source ranks. */
+static mz_code check_groups(const tpe_import *in, mz_err *err) {
+    for (int i = 0; i < in->files && !in->options->ep_ranks; i++) {
+        int64_t group = in->rank[i].rank / in->places;
+        int32_t held = 0;
+        for (int j = 0; j < in->files; j++)
+            held += in->rank[j].rank / in->places == group;
+        if (held < in->places)
+            return group_incomplete(in, group * in->places, err);
+    }
+    if (in->facts.ranks % in->places)
+        return mz_fail(err, MZ_EINPUT, "%d ranks of a stage are no whole groups of --ep-size %d",
+                       in->facts.ranks, in->places);
+    return MZ_OK;
 }
 
 /* Each rank's place in its expert group, and which group of its stage that is. */
@@ -199,6 +241,7 @@ static mz_code place_files(tpe_import *in, mz_err *err) {
 static mz_code open_files(tpe_import *in, char **files, mz_err *err) {
     mz_code code = MZ_OK;
     for (int i = 0; i < in->files && !code; i++) {
+        in->rank[i].path = files[i];
         in->rank[i].rank = mz_rank_of_name(files[i]);
         if (in->rank[i].rank < 0)
             return mz_fail(err, MZ_EINPUT,
@@ -234,9 +277,8 @@ static mz_code open_files(tpe_import *in, char **files, mz_err *err) {
         return mz_fail(err, MZ_EINPUT, "%s: --experts %lld, but %d ranks with %d experts each",
                        files[0], (long long)in->options->experts, in->places, in->local);
     code = mz_rank_stages(in->rank, in->files, in->options->layer_offsets, &in->facts.ranks, err);
-    if (!code && in->facts.ranks % in->places)
-        return mz_fail(err, MZ_EINPUT, "%d ranks of a stage are no whole groups of --ep-size %d",
-                       in->facts.ranks, in->places);
+    if (!code)
+        code = check_groups(in, err);
     return code ? code : place_files(in, err);
 }
 
@@ -252,6 +294,9 @@ static mz_code create(tpe_import *in, const char *output, const mz_trace_write_o
         mz_import_note(&in->facts, "layer offsets=%s", in->options->layer_offsets);
     mz_import_note(&in->facts, "counts=after dropping");
     mz_import_note(&in->facts, "sources=dealt evenly within expert groups");
+    code = mz_rank_files_note(in->report, &in->facts, in->rank, in->files, err);
+    if (code)
+        return code;
     return mz_trace_create(output, &in->facts, write, &in->writer, err);
 }
 

@@ -139,7 +139,8 @@ static mz_code write_trace(balance_import *in, const char *path, const char *out
     if (code)
         return mz_err_prefix(err, "%s", path);
     mz_import_note(&in->facts, "ranks=highest source device + 1");
-    return mz_gather_write_all(&in->gather, output, write, in->report, err);
+    code = mz_gather_write_all(&in->gather, output, write, in->report, err);
+    return code == MZ_EINPUT ? mz_err_prefix(err, "%s", path) : code;
 }
 
 static mz_code import_files(mz_app *app, char **files, int count, const mz_import_options *options,

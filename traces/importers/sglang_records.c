@@ -5,6 +5,7 @@
  * expert are -1, and "extend_seq_lens". All ids are physical and folded by the map. Passes are
  * steps, gatherer keys (two-batch overlap) micro-batches. Whether the ranks saw the same tokens is
  * not recorded. */
+#include "traces/importers/ranks.h"
 #include "traces/importers/rows.h"
 #include "traces/importers/table.h"
 
@@ -19,7 +20,7 @@ enum { HOLD_SAME = 1, HOLD_TOKENS, HOLD_EXPERTS };
 
 typedef struct record {
     int64_t pass;
-    int32_t batch, rank;
+    int32_t batch, rank, source; /* source rank of the trace */
     int file;
     const mz_value *value;
 } record;
@@ -35,6 +36,8 @@ typedef struct records_import {
     mz_physical_map *map;
     record *list;
     size_t count, room;
+    int64_t *rank; /* that recorded */
+    size_t ranks;
     const char *key[MAX_KEYS];
     int keys;
     int64_t *scratch, *sum; /* one layer of one record; counts of all layers of one pass */
@@ -146,57 +149,88 @@ static int by_pass(const void *a, const void *b) {
     return (x->rank > y->rank) - (x->rank < y->rank);
 }
 
-static mz_code check_complete(const records_import *in, int32_t ranks, mz_err *err) {
-    bool *seen = mz_calloc((size_t)ranks, sizeof *seen);
-    if (!seen)
+static int by_number(const void *a, const void *b) {
+    int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
+    return (x > y) - (x < y);
+}
+
+/* The ranks that recorded, ascending, each once. */
+static mz_code list_ranks(records_import *in, mz_err *err) {
+    in->rank = mz_calloc(in->count, sizeof *in->rank);
+    if (!in->rank)
         return mz_fail_nomem(err, "ranks");
     for (size_t i = 0; i < in->count; i++)
-        seen[in->list[i].rank] = true;
-    int32_t missing = 0;
-    while (missing < ranks && seen[missing])
-        missing++;
-    free(seen);
-    return missing == ranks
-               ? MZ_OK
-               : mz_fail(err, MZ_EINPUT, "the file of rank %d is missing: ranks up to %d are there",
-                         missing, ranks - 1);
+        in->rank[i] = in->list[i].rank;
+    qsort(in->rank, in->count, sizeof *in->rank, by_number);
+    for (size_t i = 0; i < in->count; i++)
+        if (i == 0 || in->rank[i] != in->rank[i - 1])
+            in->rank[in->ranks++] = in->rank[i];
+    return MZ_OK;
+}
+
+/* Ranks of the group that exchanged tokens, as the dispatch of DeepEP noted them; 0: not noted. */
+static int64_t stated_ranks(const records_import *in) {
+    int64_t stated = 0;
+    for (size_t i = 0; i < in->count; i++) {
+        const mz_value *misc = mz_value_get(in->list[i].value, "misc_objects");
+        if (!misc || misc->type != MZ_VALUE_LIST || misc->count == 0)
+            continue;
+        const mz_value *tokens = mz_value_get(misc->item[0], "num_tokens_per_rank");
+        if (tokens && tokens->type == MZ_VALUE_LIST && tokens->count > stated)
+            stated = tokens->count;
+    }
+    return stated <= MZ_RANKS_MAX ? stated : 0;
+}
+
+/* Experts are not known without their ranks; tokens of other ranks are, without those. */
+static mz_code check_complete(records_import *in, mz_err *err) {
+    char text[64];
+    int64_t missing, stated = stated_ranks(in);
+    if (in->options->ranks_hold == HOLD_SAME)
+        return MZ_OK;
+    if (in->options->ranks_hold != HOLD_EXPERTS)
+        return mz_ranks_note(in->report, &in->facts, in->rank, in->ranks, stated, err);
+    mz_code code = mz_ranks_missing(in->rank, in->ranks, stated, &missing, text, sizeof text, err);
+    if (!code && missing)
+        return mz_fail(err, MZ_EINPUT,
+                       "%s: the files of ranks %s are missing, and so are the counts of their "
+                       "experts: pass the files of all ranks",
+                       path_of(in, 0), text);
+    return code;
 }
 
 /* Settles source ranks: how many there are, and which records are left out. */
 static mz_code take_ranks(records_import *in, mz_err *err) {
-    int32_t low = in->list[0].rank, high = low;
-    for (size_t i = 0; i < in->count; i++) {
-        low = in->list[i].rank < low ? in->list[i].rank : low;
-        high = in->list[i].rank > high ? in->list[i].rank : high;
-    }
     int hold = in->options->ranks_hold;
-    if (low != high && hold == 0)
+    mz_code code = list_ranks(in, err);
+    if (code)
+        return code;
+    if (in->ranks > 1 && hold == 0)
         return mz_fail(err, MZ_EINPUT,
                        "%s: whether the ranks counted the same tokens is not in the files: pass "
                        "--ranks-hold same (tensor parallel: one file is taken), tokens "
                        "(data-parallel attention: ranks are sources) or experts (DeepEP low "
                        "latency: added up)",
                        path_of(in, 0));
-    in->facts.ranks = hold == HOLD_TOKENS && low != high ? high + 1 : 1;
-    if (low != high && hold != HOLD_SAME) {
-        mz_code code = check_complete(in, high + 1, err);
-        if (code)
-            return code;
-    }
+    in->facts.ranks = hold == HOLD_TOKENS ? (int32_t)in->ranks : 1;
     size_t kept = 0;
     for (size_t i = 0; i < in->count; i++) {
-        if (hold != HOLD_TOKENS && hold != HOLD_EXPERTS && in->list[i].rank != low)
+        if (hold != HOLD_TOKENS && hold != HOLD_EXPERTS && in->list[i].rank != in->rank[0])
             continue;
-        in->list[kept++] = in->list[i];
+        const int64_t rank = in->list[i].rank,
+                      *at = bsearch(&rank, in->rank, in->ranks, sizeof rank, by_number);
+        in->list[kept] = in->list[i];
+        in->list[kept++].source = hold == HOLD_TOKENS ? (int32_t)(at - in->rank) : 0;
     }
     mz_rows_skip(in->report, (int64_t)(in->count - kept),
                  "records of ranks that hold the same tokens");
     in->count = kept;
     mz_import_note(&in->facts, "ranks-hold=%s",
-                   low == high ? "one rank recorded"
-                               : (const char *[]){"", "same", "tokens", "experts"}[hold]);
+                   in->ranks == 1 ? "one rank recorded"
+                                  : (const char *[]){"", "same", "tokens", "experts"}[hold]);
+    code = check_complete(in, err);
     mz_import_note(&in->facts, "ids=physical, folded by last_physical_to_logical_map");
-    return MZ_OK;
+    return code;
 }
 
 /* ---- counts ---------------------------------------------------------------------------------- */
@@ -229,10 +263,8 @@ static mz_code flush_sum(records_import *in, const record *r, mz_err *err) {
     size_t size = (size_t)(in->map[0].layers * in->facts.experts);
     mz_code code = MZ_OK;
     for (int64_t l = 0; l < in->map[0].layers && !code; l++) {
-        mz_gather_key key = {.step = r->pass,
-                             .micro_batch = r->batch,
-                             .layer = l,
-                             .rank = in->facts.ranks > 1 ? r->rank : 0};
+        mz_gather_key key = {
+            .step = r->pass, .micro_batch = r->batch, .layer = l, .rank = r->source};
         code = mz_rows_count(&in->gather, &key, in->sum + l * in->facts.experts, in->options,
                              in->report, err);
     }
@@ -274,10 +306,8 @@ static mz_code check_layer(records_import *in, int64_t tokens, int places, bool 
 
 static mz_code add_layer(records_import *in, const record *r, int64_t layer, int64_t tokens,
                          int places, int64_t *kept, mz_err *err) {
-    mz_gather_key key = {.step = r->pass,
-                         .micro_batch = r->batch,
-                         .layer = layer,
-                         .rank = in->facts.ranks > 1 ? r->rank : 0};
+    mz_gather_key key = {
+        .step = r->pass, .micro_batch = r->batch, .layer = layer, .rank = r->source};
     *kept = 0;
     for (int64_t t = 0; t < tokens; t++)
         if (!in->filler[t])
@@ -440,7 +470,8 @@ static mz_code gather_batch(records_import *in, const record *r, size_t count, m
     in->sequences = 0;
     for (size_t i = 0; i < count && !code; i++) {
         if (i > 0 && r[i].rank == r[i - 1].rank)
-            code = mz_fail(err, MZ_EINPUT, "recorded twice");
+            code = mz_fail(err, MZ_EINPUT, "recorded twice, in %s as well: give each rank once",
+                           path_of(in, r[i - 1].file));
         else if (in->facts.kind == MZ_TRACE_PAIRS) {
             code = add_tokens(in, &r[i], &base, err);
         } else {
@@ -515,6 +546,7 @@ static void clean_up(records_import *in, int count) {
     free(in->torch);
     free(in->map);
     free(in->list);
+    free(in->rank);
     free(in->scratch);
     free(in->sum);
     free(in->filler);

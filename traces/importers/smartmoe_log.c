@@ -1,8 +1,8 @@
 /* The SmartMoE training history as the run wrote it: one file table_iter{I}_rank{R}.log per
  * iteration and source rank, one line per layer, `layer:[[E counts], ... one list per
  * micro-batch]`, counts written as floats. All files make one trace; every iteration must have the
- * same ranks 0..R-1. */
-#include "traces/importers/common.h"
+ * same ranks. */
+#include "traces/importers/ranks.h"
 #include "traces/importers/table.h"
 
 #include "common/base/arena.h"
@@ -52,6 +52,17 @@ static int by_iteration_and_rank(const void *a, const void *b) {
     return (x->rank > y->rank) - (x->rank < y->rank);
 }
 
+/* The iteration of file `at`, or of the last one, does not have the ranks that the first one has.
+ */
+static mz_code ranks_differ(const log_file *list, int at, int64_t ranks, mz_err *err) {
+    const log_file *file = &list[at - at % ranks], *wanted = &list[at % ranks];
+    return mz_fail(err, MZ_EINPUT,
+                   "%s: iteration %lld does not have the ranks that iteration %lld has (first "
+                   "difference: rank %lld, as of %s): give the same ranks of every iteration",
+                   file->path, (long long)file->iteration, (long long)list[0].iteration,
+                   (long long)wanted->rank, wanted->path);
+}
+
 /* Sorted list of the files; checks that they form iterations x ranks. */
 static mz_code list_files(char **files, int count, log_file *list, int64_t *ranks, mz_err *err) {
     for (int i = 0; i < count; i++) {
@@ -66,19 +77,17 @@ static mz_code list_files(char **files, int count, log_file *list, int64_t *rank
     *ranks = 0;
     while (*ranks < count && list[*ranks].iteration == list[0].iteration)
         ++*ranks;
-    for (int i = 0; i < count; i++) {
-        int64_t rank = i % *ranks, iteration = list[i - rank].iteration;
-        if (list[i].iteration != iteration || list[i].rank != rank)
-            return mz_fail(
-                err, MZ_EINPUT,
-                "%s: rank %lld of iteration %lld is expected here; give ranks 0 to R-1 of "
-                "every iteration, each once",
-                list[i].path, (long long)rank, (long long)iteration);
-    }
+    for (int i = 1; i < count; i++)
+        if (by_iteration_and_rank(&list[i - 1], &list[i]) == 0)
+            return mz_fail(err, MZ_EINPUT, "%s and %s are both rank %lld of iteration %lld",
+                           list[i - 1].path, list[i].path, (long long)list[i].rank,
+                           (long long)list[i].iteration);
+    for (int i = 0; i < count; i++)
+        if (list[i].rank != list[i % *ranks].rank ||
+            list[i].iteration != list[i - i % *ranks].iteration)
+            return ranks_differ(list, i, *ranks, err);
     if (count % *ranks)
-        return mz_fail(err, MZ_EINPUT, "%s: iteration %lld has fewer than %lld ranks",
-                       list[count - 1].path, (long long)list[count - 1].iteration,
-                       (long long)*ranks);
+        return ranks_differ(list, count, *ranks, err);
     return MZ_OK;
 }
 
@@ -140,7 +149,9 @@ static mz_code parse_line(const char *line, log_table *table, mz_err *err) {
         p = skip(p, ',');
     }
     if (!p || *p != '\0')
-        return mz_fail(err, MZ_EINPUT, "layer %lld: not a list of lists of whole numbers", layer);
+        return mz_fail(err, MZ_EINPUT,
+                       "layer %lld: not a list of lists of whole numbers (is the line truncated?)",
+                       layer);
     if (table->batches == 0)
         table->batches = batches;
     if (batches != table->batches)
@@ -175,6 +186,19 @@ static mz_code read_table(const char *path, log_table *table, mz_err *err) {
     mz_input_close(&input);
     if (!code && table->layers == 0)
         return mz_fail(err, MZ_EINPUT, "%s: the file has no layers", path);
+    return code;
+}
+
+/* Which ranks are missing below the highest. */
+static mz_code note_missing(mz_import_report *report, const log_file *list, int64_t ranks,
+                            mz_trace_facts *facts, mz_err *err) {
+    int64_t *rank = mz_calloc((size_t)ranks, sizeof *rank);
+    if (!rank)
+        return mz_fail_nomem(err, "ranks");
+    for (int64_t r = 0; r < ranks; r++)
+        rank[r] = list[r].rank;
+    mz_code code = mz_ranks_note(report, facts, rank, (size_t)ranks, 0, err);
+    free(rank);
     return code;
 }
 
@@ -221,7 +245,7 @@ static mz_code import_step(const log_file *list, log_table *table, const log_tab
             return mz_fail(
                 err, MZ_EINPUT,
                 "%s: %lld layers x %lld micro-batches x %lld experts, but the first file "
-                "has %lld x %lld x %lld",
+                "has %lld x %lld x %lld (is one of them truncated?)",
                 list[r].path, (long long)table->layers, (long long)table->batches,
                 (long long)table->experts, (long long)shape->layers, (long long)shape->batches,
                 (long long)shape->experts);
@@ -284,6 +308,8 @@ static mz_code import_files(mz_app *app, char **files, int count, const mz_impor
         code = read_table(list[0].path, &table, err);
     if (!code)
         code = take_shape(list, count, ranks, &table, options, &facts, err);
+    if (!code)
+        code = note_missing(report, list, ranks, &facts, err);
     if (!code)
         code = mz_trace_create(output, &facts, write, &writer, err);
     if (!code)

@@ -3,6 +3,7 @@
  * (the same key: chosen experts [tokens, k]). Ids are logical, layers those of the model, and every
  * rank counts its own tokens: ranks become source ranks. Safetensors: eight bytes of length, that
  * much JSON with type, shape and place of every array, then the data. */
+#include "traces/importers/ranks.h"
 #include "traces/importers/rows.h"
 #include "traces/importers/table.h"
 
@@ -31,7 +32,9 @@ typedef struct trt_import {
     mz_gather gather;
     mz_trace_writer *writer;
     mz_import_report *report;
+    mz_rank_file *rank; /* in order */
     mz_datafile **file; /* of each rank */
+    const char **path;
     entry *list;
     size_t count, room;
     int64_t *scratch;
@@ -189,8 +192,8 @@ static mz_code read_header(trt_import *in, int32_t rank, mz_err *err) {
         return code;
     uint64_t size = mz_le64(length);
     if (size > (uint64_t)HEADER_MAX || (int64_t)size > mz_datafile_size(file) - 8)
-        return mz_fail(err, MZ_EINPUT, "%s: no safetensors file, or it ends within its header",
-                       path);
+        return mz_fail(err, MZ_EINPUT,
+                       "%s: no safetensors file, or truncated: it ends within its header", path);
     char *text = malloc((size_t)size + 1);
     if (!text)
         return mz_fail_nomem(err, "the header of a safetensors file");
@@ -215,14 +218,14 @@ static int64_t rank_of(const char *path) {
     return rank >= 0 ? rank : mz_rows_rank_of(path, "rank", "_raw.safetensors");
 }
 
-/* Opens the ranks' files; they must be ranks 0 to n-1. */
-static mz_code open_ranks(trt_import *in, char **files, int count, mz_err *err) {
-    mz_code code = MZ_OK;
-    for (int i = 0; i < count; i++)
-        in->facts.ranks += !is_meta(files[i]);
-    if (in->facts.ranks == 0)
-        return mz_fail(err, MZ_EINPUT, "%s: pass the ranks' .safetensors files with it", files[0]);
-    for (int i = 0; i < count && !code; i++) {
+static int by_rank(const void *a, const void *b) {
+    const mz_rank_file *x = a, *y = b;
+    return (x->rank > y->rank) - (x->rank < y->rank);
+}
+
+/* The ranks' files in order of rank: the trace's source ranks. */
+static mz_code sort_ranks(trt_import *in, char **files, int count, mz_err *err) {
+    for (int i = 0; i < count; i++) {
         if (is_meta(files[i]))
             continue;
         int64_t rank = rank_of(files[i]);
@@ -230,15 +233,29 @@ static mz_code open_ranks(trt_import *in, char **files, int count, mz_err *err) 
             return mz_fail(err, MZ_EINPUT,
                            "%s: the name must be rank{R}.safetensors or rank{R}_raw.safetensors",
                            files[i]);
-        if (rank >= in->facts.ranks || in->file[rank])
-            return mz_fail(err, MZ_EINPUT, "%s: with %d files the ranks must be 0 to %d, each once",
-                           files[i], in->facts.ranks, in->facts.ranks - 1);
-        code = mz_datafile_open(files[i], &in->file[rank], err);
-        if (!code)
-            code = read_header(in, (int32_t)rank, err);
+        in->rank[in->facts.ranks++] = (mz_rank_file){.path = files[i], .rank = rank};
     }
+    if (in->facts.ranks == 0)
+        return mz_fail(err, MZ_EINPUT, "%s: pass the ranks' .safetensors files with it", files[0]);
+    qsort(in->rank, (size_t)in->facts.ranks, sizeof *in->rank, by_rank);
+    for (int32_t r = 1; r < in->facts.ranks; r++)
+        if (in->rank[r].rank == in->rank[r - 1].rank)
+            return mz_fail(err, MZ_EINPUT, "%s and %s are both of rank %lld: pass each rank once",
+                           in->rank[r - 1].path, in->rank[r].path, (long long)in->rank[r].rank);
+    return mz_rank_files_note(in->report, &in->facts, in->rank, in->facts.ranks, err);
+}
+
+static mz_code open_ranks(trt_import *in, char **files, int count, mz_err *err) {
+    mz_code code = sort_ranks(in, files, count, err);
+    for (int32_t r = 0; r < in->facts.ranks && !code; r++) {
+        in->path[r] = in->rank[r].path;
+        code = mz_datafile_open(in->path[r], &in->file[r], err);
+        if (!code)
+            code = read_header(in, r, err);
+    }
+    in->gather.path = in->path;
     if (!code && in->count == 0)
-        return mz_fail(err, MZ_EINPUT, "%s: no array in it", files[0]);
+        return mz_fail(err, MZ_EINPUT, "%s: no array in it", in->path[0]);
     return code;
 }
 
@@ -307,6 +324,8 @@ static void clean_up(trt_import *in, int count) {
     for (int i = 0; in->file && i < count; i++)
         mz_datafile_close(&in->file[i]);
     mz_gather_free(&in->gather);
+    free(in->rank);
+    free(in->path);
     free(in->file);
     free(in->list);
     free(in->scratch);
@@ -321,9 +340,12 @@ static mz_code import_files(mz_app *app, char **files, int count, const mz_impor
                                                 .phase = MZ_PHASE_DECODE,
                                                 .meaning = MZ_STEP_FORWARD};
     trt_import in = {.app = app, .options = options, .report = report};
+    in.rank = mz_calloc((size_t)count, sizeof *in.rank);
     in.file = mz_calloc((size_t)count, sizeof *in.file);
-    mz_code code = in.file ? mz_import_facts(app, options, &defaults, &in.facts, err)
-                           : mz_fail_nomem(err, "the list of files");
+    in.path = mz_calloc((size_t)count, sizeof *in.path);
+    mz_code code = in.rank && in.file && in.path
+                       ? mz_import_facts(app, options, &defaults, &in.facts, err)
+                       : mz_fail_nomem(err, "the list of files");
     in.gather.facts = &in.facts;
     if (!code)
         code = take_shape(&in, files, count, err);
