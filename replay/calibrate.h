@@ -17,7 +17,8 @@
 typedef struct mz_calibration_options {
     int64_t hidden, intermediate; /* further shape; 0: none */
     int32_t repeats;              /* of every sample; odd, >= 5 */
-    int64_t pool_bytes;           /* of each of two pools, inputs and results */
+    int64_t pool_bytes;           /* of each of two pools, inputs and results; at least 1 MiB.
+                                     Samples that do not fit are left out */
 } mz_calibration_options;
 
 /* The grid without further shapes, seven repetitions, pools of 256 MiB. */

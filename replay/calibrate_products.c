@@ -140,6 +140,8 @@ static mz_code sample_product(calibration *c, product_sizes *p, mz_err *err) {
     while (p->groups > 1 &&
            (in_bytes(p) > c->options.pool_bytes || out_bytes(p) > c->options.pool_bytes))
         p->groups--;
+    if (in_bytes(p) > c->options.pool_bytes || out_bytes(p) > c->options.pool_bytes)
+        return MZ_OK;
     mz_code code = time_product(c, p, &seconds, err);
     if (code != MZ_OK)
         return code;

@@ -16,7 +16,7 @@
 typedef struct calibrate_args {
     const char *output, *transport, *name;
     int64_t ranks, threads, repeats, hidden, inter;
-    double timeout;
+    double timeout, pool;
     int backend;
     bool quiet, verbose;
 } calibrate_args;
@@ -37,6 +37,9 @@ static const mz_opt calibrate_options[] = {
     {"inter", 0, MZ_OPT_INT, AT(inter), "0", "I", "with --hidden: the experts' intermediate size",
      0, 1 << 20},
     {"repeats", 0, MZ_OPT_INT, AT(repeats), "7", "N", "repetitions of every sample", 5, 1001},
+    {"pool", 0, MZ_OPT_REAL, AT(pool), "256 MiB", "BYTES",
+     "memory that operands are taken from, twice; larger samples are left out", 1 << 20, 1e13,
+     MZ_UNIT_BYTES},
     {"timeout", 0, MZ_OPT_REAL, AT(timeout), "30", "S", "give a silent process up after this", 0.1,
      1e6, MZ_UNIT_SECONDS},
     MZ_OPT_COMMON_ROWS(calibrate_args),
@@ -170,6 +173,7 @@ static mz_code open_kernels(calibrate_job *job, mz_err *err) {
 static mz_code measure(calibrate_job *job, mz_app *app, mz_err *err) {
     mz_calibration_options options = mz_calibration_defaults();
     options.repeats = (int32_t)job->args.repeats;
+    options.pool_bytes = (int64_t)job->args.pool / 256 * 256;
     options.hidden = job->args.hidden;
     options.intermediate = job->args.inter;
     mz_measured *m = &job->measured;
@@ -213,10 +217,12 @@ static mz_code write_profile(const calibrate_job *job, mz_app *app, mz_err *err)
     if (code != MZ_OK)
         return code;
     FILE *out = fopen(output.partial, "w");
-    code = out ? mz_json_write(job->profile, out, err)
-               : mz_fail(err, MZ_EINPUT, "%s: cannot be written: %s", output.partial, strerror(errno));
+    code =
+        out ? mz_json_write(job->profile, out, err)
+            : mz_fail(err, MZ_EINPUT, "%s: cannot be written: %s", output.partial, strerror(errno));
     if (out && fclose(out) != 0 && code == MZ_OK)
-        code = mz_fail(err, MZ_EINPUT, "%s: cannot be written: %s", output.partial, strerror(errno));
+        code =
+            mz_fail(err, MZ_EINPUT, "%s: cannot be written: %s", output.partial, strerror(errno));
     if (code == MZ_OK)
         return mz_output_commit(&output, err);
     mz_output_abandon(&output);

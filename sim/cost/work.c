@@ -51,6 +51,15 @@ double mz_cost_work(const mz_device *device, mz_work work, int64_t rows, int64_t
     return mz_fit_seconds(fit, work, size) / device->speed;
 }
 
+double mz_cost_update(const mz_device *device, mz_optimizer_rule rule, int64_t matrices,
+                      int64_t values, double bytes, double flops) {
+    const mz_work work = mz_work_update(rule);
+    const double seconds = mz_cost_work(device, work, matrices, values, bytes);
+    if (device->measured && device->measured->fit[work].samples > 0)
+        return seconds;
+    return seconds + flops / (device->bf16_flops * device->gemm_efficiency * device->speed);
+}
+
 /* A side cut into `count` parts of `part` and, where it does not come out even, a rest. */
 typedef struct cut_side {
     int64_t count[2], part[2];

@@ -25,6 +25,11 @@ double mz_work_bytes(mz_work work, int64_t rows, int64_t cols, int64_t tokens);
 double mz_cost_work(const mz_device *device, mz_work work, int64_t rows, int64_t cols,
                     double bytes);
 
+/* One optimizer's update of `matrices` equal matrices of `values` values: what was measured, else
+ * its bytes through memory and its FLOPs at the rate of large products. */
+double mz_cost_update(const mz_device *device, mz_optimizer_rule rule, int64_t matrices,
+                      int64_t values, double bytes, double flops);
+
 /* Gate and up of experts with SwiGLU in one pass; rows[g] of expert g, weights [2I][H]. Not
  * measured: the product, then gate, up and activation through memory. */
 double mz_cost_expert_up(const mz_device *device, mz_cost_effects effects, const int64_t *rows,

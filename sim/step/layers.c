@@ -493,10 +493,10 @@ static void update_tensor(mz_step *s, const mz_tensor *t, burst *b) {
     const bool cut = s->traits.sharded_optimizer || s->traits.sharded_weights;
     const int64_t matrices = cut ? t->count : s->mains;
     const int64_t one = t->rows * t->cols / (cut ? s->ep : 1);
-    const double memory =
-        mz_cost_work(&s->cluster->device, mz_work_update(s->options.optimizer->rule), matrices, one,
-                     size.update_bytes);
-    add_seconds(b, memory + size.update_flops / step_product_rate(s), 2);
+    add_seconds(b,
+                mz_cost_update(&s->cluster->device, s->options.optimizer->rule, matrices, one,
+                               size.update_bytes, size.update_flops),
+                2);
 }
 
 static void update(mz_step *s) {
