@@ -182,6 +182,8 @@ mz_code mz_calibrate(mz_kernels *kernels, mz_transport *transport,
     if (code == MZ_OK)
         code = calibrate_rows(&c, err);
     if (code == MZ_OK)
+        code = calibrate_updates(&c, err);
+    if (code == MZ_OK)
         code = calibrate_copies(&c, err);
     if (code == MZ_OK)
         code = calibrate_wire(&c, wire, err);

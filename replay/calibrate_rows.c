@@ -139,6 +139,21 @@ static mz_kstatus run_zero(calibration *c, const void *sizes, char *in, char *ou
     return mz_kernels_zero(c->kernels, 0, out, (size_t)s->cols);
 }
 
+/* As reductions add: rows of one received buffer onto their place. */
+static mz_kstatus run_add(calibration *c, const void *sizes, char *in, char *out) {
+    enum { WIDTH = 1024 };
+    const row_sizes *s = sizes;
+    const mz_combine a = {.type = MZ_BF16,
+                          .row = in,
+                          .hidden = WIDTH,
+                          .tokens = s->cols / WIDTH,
+                          .k = 1,
+                          .position = c->counting,
+                          .accumulate = true,
+                          .out = out};
+    return mz_combine_rows(c->kernels, 0, &a);
+}
+
 static const int64_t widths[] = {128, 512, 1024, 2048, 0}, single[] = {1, 0},
                      experts[] = {8, 32, 128, 0};
 static const int64_t lengths[] = {4096, 65536, 1 << 19, 1 << 22, 1 << 24, 0};
@@ -212,6 +227,8 @@ static mz_code sample_lengths(calibration *c, mz_work work, calibrate_run run, i
     for (const int64_t *n = lengths; code == MZ_OK && *n; n++) {
         const row_sizes s = {1, *n};
         double seconds = 0;
+        if ((in + out) * *n > c->options.pool_bytes)
+            break;
         code = calibrate_time(c, run, &s, in * *n, out * *n, &seconds, err);
         if (code == MZ_OK)
             calibrate_add(c, work, 1, (double)*n, mz_work_bytes(work, 1, *n, 0), seconds);
@@ -230,6 +247,8 @@ mz_code calibrate_rows(calibration *c, mz_err *err) {
     }
     if (code == MZ_OK)
         code = sample_lengths(c, MZ_WORK_CONVERT, run_convert, 4, 2, err);
+    if (code == MZ_OK)
+        code = sample_lengths(c, MZ_WORK_ADD, run_add, 2, 2, err);
     return code == MZ_OK ? sample_lengths(c, MZ_WORK_ZERO, run_zero, 0, 1, err) : code;
 }
 
@@ -302,6 +321,8 @@ mz_code calibrate_wire(calibration *c, mz_wire *wire, mz_err *err) {
     for (int i = 0; code == MZ_OK && i < SIZES; i++) {
         const copy_sizes s = {1, bytes[i], lane};
         double seconds = 0;
+        if (bytes[i] > c->options.pool_bytes)
+            break;
         code = calibrate_time(c, run_ring, &s, bytes[i], bytes[i], &seconds, err);
         sample[fit.samples++] = (mz_fit_sample){.size = {0, 1, (double)bytes[i]},
                                                 .seconds = seconds > 1e-9 ? seconds : 1e-9};

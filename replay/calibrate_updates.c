@@ -1,0 +1,88 @@
+/* Optimizers' updates, as replay/update.h runs them, with default options: weights, gradient and
+ * state of several equal matrices. */
+#include "replay/calibrate_inside.h"
+#include "replay/update.h"
+#include "sim/cost/work.h"
+
+typedef struct update_sizes {
+    const mz_optimizer *optimizer;
+    int64_t matrices, rows, cols;
+} update_sizes;
+
+enum { VALUE = 2, MOST = 16 };
+
+static int64_t weight_bytes(const update_sizes *s) {
+    return (VALUE * s->matrices * s->rows * s->cols + 255) / 256 * 256;
+}
+
+static mz_update_call call_of(const update_sizes *s, char *in, char *out) {
+    return (mz_update_call){.optimizer = s->optimizer,
+                            .type = MZ_BF16,
+                            .held = s->matrices,
+                            .matrices = s->matrices,
+                            .rows = s->rows,
+                            .cols = s->cols,
+                            .step = 2,
+                            .seed = 1,
+                            .weights = out,
+                            .block = out ? out + weight_bytes(s) : NULL,
+                            .gradient = in};
+}
+
+static mz_kstatus run_update(calibration *c, const void *sizes, char *in, char *out) {
+    const mz_update_call call = call_of(sizes, in, out);
+    return mz_update_run(c->kernels, &call, c->scratch);
+}
+
+/* What the simulator counts of the same update. */
+static double traffic(const update_sizes *s) {
+    const mz_tensor t = {.rows = s->rows,
+                         .cols = s->cols,
+                         .count = 1,
+                         .tier = MZ_TIER_EXPERT,
+                         .bytes_per_value = VALUE,
+                         .trainable = true};
+    return mz_optimizer_update(s->optimizer, &t, s->matrices, 1, MZ_TEMPORARIES_FUSED)
+        .traffic_bytes;
+}
+
+static mz_code sample_update(calibration *c, const update_sizes *s, mz_err *err) {
+    const int64_t out = weight_bytes(s) +
+                        mz_update_block_bytes(s->optimizer, MZ_BF16, s->matrices, s->rows, s->cols);
+    const mz_update_call call = call_of(s, c->inputs, c->results);
+    double seconds = 0;
+    if (weight_bytes(s) > c->options.pool_bytes || out > c->options.pool_bytes)
+        return MZ_OK;
+    mz_code code = calibrate_scratch(c, mz_update_scratch(c->kernels, &call), err);
+    /* State is read as well as written: what other samples left there may be anything. */
+    if (code == MZ_OK &&
+        mz_kernels_zero(c->kernels, 0, c->results, (size_t)c->options.pool_bytes) != MZ_K_OK)
+        code = calibrate_failed(c, "updates", err);
+    if (code == MZ_OK)
+        code = calibrate_time(c, run_update, s, weight_bytes(s), out, &seconds, err);
+    if (code == MZ_OK)
+        calibrate_add(c, mz_work_update(s->optimizer->rule), (double)s->matrices,
+                      (double)(s->rows * s->cols), traffic(s), seconds);
+    return code;
+}
+
+mz_code calibrate_updates(calibration *c, mz_err *err) {
+    static const int64_t shapes[][3] = {{1, 256, 256},  {4, 256, 256},   {2, 1024, 512},
+                                        {8, 512, 1024}, {2, 2048, 1024}, {4, 1024, 2048}};
+    int count = 0;
+    const mz_optimizer *const *optimizer = mz_optimizers(&count);
+    mz_code code = MZ_OK;
+    for (int i = 0; code == MZ_OK && i < count; i++) {
+        mz_err unsupported;
+        const mz_work work = mz_work_update(optimizer[i]->rule);
+        if (mz_update_supported(optimizer[i], &unsupported) != MZ_OK ||
+            c->measured->fit[work].samples > 0)
+            continue;
+        code = calibrate_begin(c, work, MOST, err);
+        for (size_t k = 0; code == MZ_OK && k < sizeof shapes / sizeof shapes[0]; k++) {
+            const update_sizes s = {optimizer[i], shapes[k][0], shapes[k][1], shapes[k][2]};
+            code = sample_update(c, &s, err);
+        }
+    }
+    return code;
+}

@@ -1,0 +1,117 @@
+/* Calibration: fits recover what made the samples, and a small run on the host measures every kind
+ * there is. */
+#include "replay/calibrate.h"
+#include "sim/model/optimizer.h"
+#include "common/base/rng.h"
+#include "tests/harness.h"
+
+#include <math.h>
+
+static void near(double value, double wanted, double off) {
+    if (!(fabs(value - wanted) <= off * fabs(wanted)))
+        fail_msg("%.17g instead of %.17g", value, wanted);
+}
+
+/* Samples of known terms, without noise: the terms come back. */
+static void fits_recover_terms(void **state) {
+    (void)state;
+    static const double wanted[2][MZ_FIT_TERMS] = {{1e-6, 2e-8, 3e-10}, {1e-6, 2e-10, 0, 4e-12}};
+    static const mz_work works[2] = {MZ_WORK_PACK, MZ_WORK_FORWARD};
+    mz_rng rng = mz_rng_make(7, 1);
+    for (int w = 0; w < 2; w++) {
+        mz_fit_sample sample[40] = {0};
+        mz_fit fit = {.samples = 40, .sample = sample};
+        mz_err err;
+        for (int i = 0; i < 40; i++) {
+            double feature[MZ_FIT_TERMS] = {0};
+            for (int k = 0; k < MZ_FIT_SIZES; k++)
+                sample[i].size[k] = 1 + floor(exp(8 * mz_rng_uniform(&rng)));
+            const int32_t terms = mz_fit_features(works[w], sample[i].size, feature);
+            for (int t = 0; t < terms; t++)
+                sample[i].seconds += wanted[w][t] * feature[t];
+        }
+        assert_ok(mz_fit_terms(&fit, works[w], &err), &err);
+        for (int t = 0; t < 4 && wanted[w][t] > 0; t++)
+            near(fit.term[t], wanted[w][t], 1e-6);
+        for (int i = 0; i < 40; i++)
+            near(sample[i].ratio, 1, 1e-6);
+    }
+}
+
+/* A term that would be negative is left out; the correction still gives the samples back. */
+static void terms_are_not_negative(void **state) {
+    (void)state;
+    mz_fit_sample sample[12] = {0};
+    mz_fit fit = {.samples = 12, .sample = sample};
+    mz_err err;
+    for (int i = 0; i < 12; i++) {
+        sample[i].size[0] = 1 + 10 * i;
+        sample[i].size[1] = 1;
+        sample[i].size[2] = 1 + (i * 37 % 100);
+        sample[i].seconds = 1 + 2e-3 * sample[i].size[2] - 5e-3 * sample[i].size[0];
+    }
+    assert_ok(mz_fit_terms(&fit, MZ_WORK_PACK, &err), &err);
+    for (int t = 0; t < 3; t++)
+        assert_true(fit.term[t] >= 0);
+    assert_true(fit.term[1] == 0);
+    for (int i = 0; i < 12; i++)
+        near(mz_fit_seconds(&fit, MZ_WORK_PACK, sample[i].size), sample[i].seconds, 1e-12);
+}
+
+static void one_sample_is_a_rate(void **state) {
+    (void)state;
+    mz_fit_sample sample = {.size = {4, 5, 60}, .seconds = 3};
+    mz_fit fit = {.samples = 1, .sample = &sample};
+    mz_err err;
+    assert_ok(mz_fit_terms(&fit, MZ_WORK_PACK, &err), &err);
+    near(fit.term[2], 0.05, 1e-12);
+    near(mz_fit_seconds(&fit, MZ_WORK_PACK, (const double[3]){8, 5, 120}), 6, 1e-12);
+}
+
+/* Small pools: the large samples stay out, every kind is still there and of sane size. */
+static void a_small_run_measures_every_kind(void **state) {
+    (void)state;
+    mz_err err;
+    mz_transport *transport = NULL;
+    mz_kernels *kernels = NULL;
+    mz_arena arena = {0};
+    mz_measured measured = {0};
+    mz_wire wire = {0};
+    mz_app app = {0};
+    const mz_transport_options to = {.name = "local", .ranks = 2, .timeout_s = 10};
+    const mz_kernels_options ko = {.backend = MZ_BACKEND_HOST, .threads = 2, .streams = 1};
+    mz_calibration_options options = mz_calibration_defaults();
+    options.repeats = 5;
+    options.pool_bytes = 2 << 20;
+    assert_ok(mz_transport_open(&to, &transport, &err), &err);
+    assert_int_equal(mz_kernels_open(&ko, &kernels, NULL, 0), MZ_K_OK);
+    assert_ok(mz_transport_attach(transport, kernels, &err), &err);
+    assert_ok(mz_calibrate(kernels, transport, &options, &app, &arena, &measured, &wire, &err),
+              &err);
+    assert_int_equal(measured.workers, 2);
+    assert_true(measured.call_s > 0 && wire.bytes_per_s > 0);
+    const int unmeasured = MZ_WORK_UPDATE + MZ_RULE_GALORE; /* no kernels from here on */
+    for (int w = 0; w < MZ_WORKS; w++) {
+        const mz_fit *fit = &measured.fit[w];
+        if (w >= unmeasured && w < MZ_WORK_FORWARD)
+            continue;
+        if (fit->samples == 0)
+            fail_msg("%s was not measured", mz_work_name((mz_work)w));
+        for (int32_t i = 0; i < fit->samples; i++)
+            if (!(fit->sample[i].seconds > 0 && fit->sample[i].seconds < 10))
+                fail_msg("%s: %g s", mz_work_name((mz_work)w), fit->sample[i].seconds);
+    }
+    mz_kernels_close(&kernels);
+    mz_transport_close(&transport);
+    mz_arena_free(&arena);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(fits_recover_terms),
+        cmocka_unit_test(terms_are_not_negative),
+        cmocka_unit_test(one_sample_is_a_rate),
+        cmocka_unit_test(a_small_run_measures_every_kind),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
