@@ -8,6 +8,7 @@
 #include "common/io/result.h"
 #include "sim/model/resize.h"
 #include "sim/step/run.h"
+#include "traces/describe.h"
 #include "traces/stream.h"
 #include "traces/trace.h"
 
@@ -384,19 +385,6 @@ static mz_code open_stream(sim_job *job, const mz_app *app, mz_err *err) {
 /* ---- results -----------------------------------------------------------------------------------
  */
 
-static const char *const kind_names[] = {"pairs", "counts"};
-static const char *const phase_names[] = {"train", "prefill", "decode"};
-
-static json_t *trace_json(const sim_job *job) {
-    const mz_trace_facts *t = mz_trace_facts_of(job->trace);
-    return json_pack("{s:o, s:o, s:o, s:s, s:s, s:i, s:i, s:i, s:i, s:I, s:b}", "path",
-                     mz_json_text(job->args.trace), "model", mz_json_text(t->name), "source",
-                     mz_json_text(t->source), "kind", kind_names[t->kind], "phase",
-                     phase_names[t->phase], "ranks", t->ranks, "layers", t->layers, "experts",
-                     t->experts, "top_k", t->top_k, "step_stride", (json_int_t)t->step_stride,
-                     "reshaped", (int)mz_stream_reshaped(job->stream));
-}
-
 static json_t *effects_json(const mz_step_effects *e) {
     return json_pack("{s:b, s:b, s:b, s:b, s:b, s:b, s:b}", "launches", (int)e->launches, "fifo",
                      (int)e->fifo, "tiles", (int)e->tiles, "noise", (int)e->noise, "other_work",
@@ -436,7 +424,11 @@ static json_t *settings_json(const sim_job *job) {
 
 static mz_code fill_result(sim_job *job, mz_err *err) {
     mz_result *r = &job->result;
-    r->trace = trace_json(job);
+    const mz_code code =
+        mz_trace_describe(job->trace, job->args.trace, mz_stream_reshaped(job->stream),
+                          job->args.scope == MZ_SCOPE_LAYERS, &r->trace, err);
+    if (code != MZ_OK)
+        return code;
     r->settings = settings_json(job);
     r->model = json_incref(job->model->resolved);
     r->cluster = json_incref(job->cluster->resolved);
@@ -445,7 +437,7 @@ static mz_code fill_result(sim_job *job, mz_err *err) {
     r->timing = job->args.timing;
     r->detail = job->args.detail;
     r->kind = job->args.scope == MZ_SCOPE_LAYERS ? "prediction" : NULL;
-    if (!r->trace || !r->settings || !r->run)
+    if (!r->settings || !r->run)
         return mz_fail_nomem(err, "the result");
     return mz_sim_results(job->sim, r->run, err);
 }

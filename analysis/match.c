@@ -1,27 +1,9 @@
 #include "analysis/match.h"
 
+#include "sim/model/match.h"
+
 mz_code mz_match_model(const mz_trace *trace, const char *file, const mz_model *m, mz_err *err) {
     const mz_trace_facts *t = mz_trace_facts_of(trace);
-    if (t->experts != m->experts)
-        return mz_fail(
-            err, MZ_EINPUT,
-            "%s has %d experts per layer, model %s has %d: pass --model with a config that "
-            "fits the trace (recorded model: %s)",
-            file, t->experts, m->name, m->experts, t->name);
-    if (t->layers != m->moe_layers)
-        return mz_fail(
-            err, MZ_EINPUT,
-            "%s has %d MoE layers, model %s has %d: pass --model with a config that fits, "
-            "or cut the trace with mizan trace cut --layers",
-            file, t->layers, m->name, m->moe_layers);
-    if (t->top_k > 0 && m->top_k > 0 && t->top_k != m->top_k)
-        return mz_fail(err, MZ_EINPUT,
-                       "%s has top-%d routing, model %s top-%d: pass --model that fits", file,
-                       t->top_k, m->name, m->top_k);
-    if (t->hidden > 0 && t->hidden != m->hidden)
-        return mz_fail(err, MZ_EINPUT,
-                       "%s was recorded at hidden size %lld, model %s has %lld: pass "
-                       "--model that fits",
-                       file, (long long)t->hidden, m->name, (long long)m->hidden);
-    return MZ_OK;
+    const mz_recorded recorded = {file, t->name, t->experts, t->layers, t->top_k, t->hidden};
+    return mz_model_match(m, &recorded, err);
 }
