@@ -79,11 +79,16 @@ const mz_heap_rank *mz_heap_of(const mz_heap *h, int32_t rank) {
     return &h->rank[rank - h->first];
 }
 
+static void keep_peak(mz_heap_rank *rank) {
+    memcpy(rank->at_peak, rank->now, sizeof rank->now);
+    rank->at_peak[MZ_MEM_WORKSPACE] = 0;
+}
+
 void mz_heap_start_step(mz_heap *h) {
     for (int32_t r = 0; r < h->ranks; r++) {
         mz_heap_rank *rank = &h->rank[r];
         memcpy(rank->most, rank->now, sizeof rank->now);
-        memcpy(rank->at_peak, rank->now, sizeof rank->now);
+        keep_peak(rank);
         rank->peak = rank->total;
         rank->peak_label = "";
         rank->peak_layer = -1;
@@ -191,13 +196,15 @@ static mz_code fail_short(const mz_heap *h, const mz_buffer *wanted, const char 
 static void count(mz_heap_rank *rank, const mz_buffer *taken, const char *label, int32_t layer) {
     const mz_memcat c = taken->category;
     rank->now[c] += taken->bytes;
-    rank->total += taken->bytes;
     if (rank->now[c] > rank->most[c])
         rank->most[c] = rank->now[c];
+    if (c == MZ_MEM_WORKSPACE)
+        return;
+    rank->total += taken->bytes;
     if (rank->total <= rank->peak)
         return;
     rank->peak = rank->total;
-    memcpy(rank->at_peak, rank->now, sizeof rank->now);
+    keep_peak(rank);
     rank->peak_label = label;
     rank->peak_layer = layer;
 }
@@ -239,7 +246,7 @@ void mz_heap_give(mz_heap *h, mz_buffer *buffer) {
         h->idle[place] = buffer->block;
         h->idles++;
         rank->now[buffer->category] -= buffer->bytes;
-        rank->total -= buffer->bytes;
+        rank->total -= buffer->category == MZ_MEM_WORKSPACE ? 0 : buffer->bytes;
     }
     *buffer = (mz_buffer){0};
 }

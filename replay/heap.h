@@ -26,7 +26,8 @@ typedef struct mz_buffer {
     mz_memcat category;
 } mz_buffer;
 
-/* What one logical rank holds and held. */
+/* What one logical rank holds and held. Scratch of kernels depends on a backend's tiles and
+ * threads: MZ_MEM_WORKSPACE is counted in now and most, and is no part of total and peak. */
 typedef struct mz_heap_rank {
     int64_t now[MZ_MEM_CATEGORIES], total;
     int64_t most[MZ_MEM_CATEGORIES]; /* of each category, whenever that was */

@@ -121,7 +121,7 @@ typedef struct counts {
 
 static void count_take(counts *m, int32_t rank, mz_memcat c, int64_t bytes) {
     m->now[rank][c] += bytes;
-    m->total[rank] += bytes;
+    m->total[rank] += c == MZ_MEM_WORKSPACE ? 0 : bytes;
     if (m->now[rank][c] > m->most[rank][c])
         m->most[rank][c] = m->now[rank][c];
     if (m->total[rank] > m->peak[rank])
