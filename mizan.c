@@ -18,6 +18,7 @@ static const mz_command commands[] = {
     {"trace", "look at, compare, check, make, import, export and cut routing traces", mz_cmd_trace},
     {"place", "place experts on ranks for given loads, for serving or training", mz_cmd_place},
     {"sim", "compare policies on a recorded trace by simulation", mz_cmd_sim},
+    {"check", "hold a prediction against what mizan replay measured", mz_cmd_check},
     {"model", "show a model's parameters, tensors and optimizer state", mz_cmd_model},
     {"memory", "say what a rank holds in a step, and the largest micro-batch that fits",
      mz_cmd_memory},

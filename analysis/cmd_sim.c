@@ -405,21 +405,25 @@ static json_t *settings_json(const sim_job *job) {
     static const char *const allocator[] = {"exact", "caching"};
     const mz_step_options *o = &job->options;
     const sim_args *a = &job->args;
-    return json_pack("{s:i, s:i, s:i, s:I, s:I, s:I, s:I, s:I, s:s, s:s, s:f, s:s, s:s, s:I, s:s, "
-                     "s:s, s:s, s:o, "
-                     "s:o, s:I, s:o}",
-                     "ranks", job->cluster->ranks, "ep", o->ep, "zero", o->zero, "sequence_length",
-                     (json_int_t)o->sequence_length, "step_tokens", (json_int_t)a->step_tokens,
-                     "tokens_per_rank", (json_int_t)a->tokens_per_rank, "first_step",
-                     (json_int_t)a->first_step, "steps", (json_int_t)a->steps, "dispatch",
-                     dispatch[o->dispatch], "network", network[o->network], "flow_accuracy",
-                     o->flow_accuracy, "recompute", recompute[o->recompute], "attention",
-                     attention[o->attention], "loss_tokens", (json_int_t)o->loss_tokens,
-                     "optimizer", o->optimizer->name, "temporaries", temporaries[o->temporaries],
-                     "allocator", allocator[o->allocator], "budget_memory_bytes",
-                     budget_json(o->budget_memory_bytes), "budget_network_bytes",
-                     budget_json(o->budget_network_bytes), "seed", (json_int_t)o->seed, "effects",
-                     effects_json(&o->effects));
+    json_t *settings = json_pack(
+        "{s:i, s:i, s:i, s:I, s:I, s:I, s:I, s:I, s:s, s:s, s:f, s:s, s:s, s:I, s:s, "
+        "s:s, s:s, s:o, "
+        "s:o, s:I, s:o}",
+        "ranks", job->cluster->ranks, "ep", o->ep, "zero", o->zero, "sequence_length",
+        (json_int_t)o->sequence_length, "step_tokens", (json_int_t)a->step_tokens,
+        "tokens_per_rank", (json_int_t)a->tokens_per_rank, "first_step", (json_int_t)a->first_step,
+        "steps", (json_int_t)a->steps, "dispatch", dispatch[o->dispatch], "network",
+        network[o->network], "flow_accuracy", o->flow_accuracy, "recompute",
+        recompute[o->recompute], "attention", attention[o->attention], "loss_tokens",
+        (json_int_t)o->loss_tokens, "optimizer", o->optimizer->name, "temporaries",
+        temporaries[o->temporaries], "allocator", allocator[o->allocator], "budget_memory_bytes",
+        budget_json(o->budget_memory_bytes), "budget_network_bytes",
+        budget_json(o->budget_network_bytes), "seed", (json_int_t)o->seed, "effects",
+        effects_json(&o->effects));
+    if (o->scope == MZ_SCOPE_LAYERS &&
+        json_object_set_new(settings, "scope", json_string("layers")) != 0)
+        json_decref(settings), settings = NULL;
+    return settings;
 }
 
 static mz_code fill_result(sim_job *job, mz_err *err) {
@@ -442,12 +446,27 @@ static mz_code fill_result(sim_job *job, mz_err *err) {
     return mz_sim_results(job->sim, r->run, err);
 }
 
+static void print_layers(const sim_job *job, FILE *out) {
+    const mz_model *m = job->model;
+    fprintf(out,
+            "routed experts alone: %d layers, %d experts, hidden %lld, intermediate %lld; %d ranks "
+            "on %d device%s, %s%s\n",
+            m->layers, m->experts, (long long)m->hidden, (long long)m->expert_intermediate,
+            job->cluster->ranks, job->cluster->gpus, job->cluster->gpus > 1 ? "s" : "",
+            job->options.optimizer->name,
+            job->options.recompute == MZ_RECOMPUTE_NONE ? "" : ", full recomputation");
+}
+
 /* What the figures of the table depend on and a reader cannot see in them. */
 static void print_setting(const sim_job *job, FILE *out) {
     static const char *const dispatch[] = {"pair", "rank", "node"};
     const mz_step_options *o = &job->options;
     fprintf(out, "%s on %s%s\n", job->model->name, job->cluster->name,
             mz_stream_reshaped(job->stream) ? ", trace reshaped" : "");
+    if (o->scope == MZ_SCOPE_LAYERS) {
+        print_layers(job, out);
+        return;
+    }
     fprintf(out, "%d ranks, EP %d, ZeRO %d, %s, %s dispatch, %s network%s\n", job->cluster->ranks,
             o->ep, o->zero, o->optimizer->name, dispatch[o->dispatch],
             o->network == MZ_NETWORK_PORT ? "port" : "flow",

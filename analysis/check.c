@@ -1,0 +1,275 @@
+/* Do two files belong together; what is judged. */
+#include "analysis/check.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- the same trace, model, sizes, policies ----------------------------------------------------
+ */
+
+static mz_code differ(const char *where, const char *key, const json_t *a, const json_t *b,
+                      mz_err *err) {
+    char *x = a ? json_dumps(a, JSON_ENCODE_ANY | JSON_COMPACT) : NULL;
+    char *y = b ? json_dumps(b, JSON_ENCODE_ANY | JSON_COMPACT) : NULL;
+    const mz_code code = mz_fail(err, MZ_EINPUT,
+                                 "the files do not belong together: %s.%s is %.80s in the "
+                                 "prediction, %.80s in the measurement",
+                                 where, key, x ? x : "absent", y ? y : "absent");
+    free(x);
+    free(y);
+    return code;
+}
+
+static bool equal(const json_t *a, const json_t *b) {
+    if (json_is_number(a) && json_is_number(b))
+        return json_number_value(a) == json_number_value(b);
+    return json_equal(a, b);
+}
+
+/* Every key of either object but `but`. */
+static mz_code same_object(const char *where, const char *but, json_t *a, json_t *b, mz_err *err) {
+    const char *key;
+    json_t *value;
+    json_object_foreach(a, key, value) {
+        if (strcmp(key, but) != 0 && !equal(value, json_object_get(b, key)))
+            return differ(where, key, value, json_object_get(b, key), err);
+    }
+    json_object_foreach(b, key, value) {
+        if (strcmp(key, but) != 0 && !json_object_get(a, key))
+            return differ(where, key, NULL, value, err);
+    }
+    return MZ_OK;
+}
+
+static mz_code same_settings(json_t *a, json_t *b, mz_err *err) {
+    static const char *const key[] = {"ranks",           "seed",        "first_step",
+                                      "steps",           "step_tokens", "tokens_per_rank",
+                                      "sequence_length", "recompute",   "optimizer"};
+    for (size_t i = 0; i < sizeof key / sizeof *key; i++) {
+        const json_t *x = json_object_get(a, key[i]), *y = json_object_get(b, key[i]);
+        if (x && y ? !equal(x, y) : x != y)
+            return differ("settings", key[i], x, y, err);
+    }
+    return MZ_OK;
+}
+
+static bool has_policy(const mz_result_file *file, const char *name) {
+    for (int i = 0; i < file->runs; i++)
+        if (strcmp(file->run[i].policy, name) == 0)
+            return true;
+    return false;
+}
+
+static mz_code same_policies(const mz_result_file *p, const mz_result_file *m, mz_err *err) {
+    for (int way = 0; way < 2; way++) {
+        const mz_result_file *from = way ? m : p, *in = way ? p : m;
+        for (int i = 0; i < from->runs; i++)
+            if (!has_policy(in, from->run[i].policy))
+                return mz_fail(err, MZ_EINPUT,
+                               "the files do not belong together: policy %.200s is in the %s alone",
+                               from->run[i].policy, way ? "measurement" : "prediction");
+    }
+    return MZ_OK;
+}
+
+static mz_code is_kind(const mz_result_file *file, const char *kind, const char *hint,
+                       mz_err *err) {
+    const char *is = json_string_value(json_object_get(file->root, "kind"));
+    if (is && strcmp(is, kind) == 0)
+        return MZ_OK;
+    return mz_fail(err, MZ_EINPUT, "the %s is %s%s: pass %s",
+                   strcmp(kind, "prediction") == 0 ? "first file" : "second file", is ? "a " : "",
+                   is ? is : "a simulation of whole steps", hint);
+}
+
+mz_code check_belong(const mz_result_file *p, const mz_result_file *m, mz_err *err) {
+    mz_code code = MZ_OK;
+    if (strcmp(p->digest, m->digest) != 0) {
+        code = is_kind(p, "prediction", "what mizan sim --scope layers wrote", err);
+        if (code == MZ_OK)
+            code = is_kind(m, "measurement", "what mizan replay wrote", err);
+    }
+    if (code == MZ_OK)
+        code = same_object("trace", "path", json_object_get(p->root, "trace"),
+                           json_object_get(m->root, "trace"), err);
+    if (code == MZ_OK)
+        code = same_object("model", "", json_object_get(p->root, "model"),
+                           json_object_get(m->root, "model"), err);
+    if (code == MZ_OK)
+        code = same_settings(json_object_get(p->root, "settings"),
+                             json_object_get(m->root, "settings"), err);
+    return code == MZ_OK ? same_policies(p, m, err) : code;
+}
+
+/* ---- evidence ----------------------------------------------------------------------------------
+ */
+
+bool check_validated(const check_result *r, mz_phase phase) {
+    if (r->transport[0] == 0)
+        return false;
+    if (mz_phase_computes(phase) || phase == MZ_PHASE_PLANNER)
+        return true;
+    /* Ranks of one process: copies in its memory, no network, nobody to wait for. */
+    return phase != MZ_PHASE_LAUNCH_WAIT && strcmp(r->transport, "local") != 0;
+}
+
+/* ---- targets -----------------------------------------------------------------------------------
+ */
+
+static check_target *add_target(check_result *r, bool passed, const char *what) {
+    check_target *t = &r->target[r->targets++];
+    t->passed = passed;
+    r->passed = r->passed && passed;
+    snprintf(t->what, sizeof t->what, "%s", what);
+    return t;
+}
+
+static void judge_steps(check_result *r) {
+    double sum = 0;
+    int worst = 0;
+    for (int i = 0; i < r->policies; i++) {
+        const double error = fabs(r->policy[i].step.error);
+        sum += error;
+        worst = error > fabs(r->policy[worst].step.error) ? i : worst;
+    }
+    r->mean_error = sum / r->policies;
+    r->worst_error = fabs(r->policy[worst].step.error);
+    check_target *t =
+        add_target(r, r->mean_error <= CHECK_MEAN, "step time, mean error at most 3 %");
+    snprintf(t->found, sizeof t->found, "%.2f %%", r->mean_error * 100);
+    t = add_target(r, r->worst_error <= CHECK_WORST, "step time, worst error at most 5 %");
+    snprintf(t->found, sizeof t->found, "%+.2f %% (%.100s)", r->policy[worst].step.error * 100,
+             r->policy[worst].name);
+}
+
+static void judge_phases(check_result *r) {
+    double worst = 0;
+    int policy = 0, phase = -1;
+    for (int i = 0; i < r->policies; i++)
+        for (int p = 0; p < MZ_PHASES; p++) {
+            const check_policy *q = &r->policy[i];
+            if (q->share[p] >= CHECK_SHARE && fabs(q->phase[p].error) >= worst) {
+                worst = fabs(q->phase[p].error);
+                policy = i;
+                phase = p;
+            }
+        }
+    check_target *t =
+        add_target(r, worst <= CHECK_PHASE, "phases of at least 5 % of a step within 10 %");
+    if (phase >= 0)
+        snprintf(t->found, sizeof t->found, "%+.2f %% (%s of %.90s)",
+                 r->policy[policy].phase[phase].error * 100, mz_phase_name((mz_phase)phase),
+                 r->policy[policy].name);
+}
+
+static void judge_memory(check_result *r) {
+    int worst = 0;
+    for (int i = 0; i < r->policies; i++)
+        if (fabs(r->policy[i].peak.error) > fabs(r->policy[worst].peak.error))
+            worst = i;
+    const double error = r->policy[worst].peak.error;
+    check_target *t = add_target(r, fabs(error) <= CHECK_MEMORY, "peak memory within 1 %");
+    snprintf(t->found, sizeof t->found, "%+.2f %% (%.100s)", error * 100, r->policy[worst].name);
+}
+
+static void judge_order(check_result *r) {
+    int apart = 0, wrong = 0;
+    const check_pair *first = NULL;
+    for (int i = 0; i < r->pairs; i++) {
+        const check_pair *p = &r->pair[i];
+        apart += p->apart;
+        if (p->apart && !p->agrees && wrong++ == 0)
+            first = p;
+    }
+    check_target *t =
+        add_target(r, wrong == 0, "same order of policies that differ by more than 3 %");
+    snprintf(t->found, sizeof t->found, "%d of %d pairs", apart - wrong, apart);
+    if (first) {
+        const size_t used = strlen(t->found);
+        snprintf(t->found + used, sizeof t->found - used, "; not %.50s and %.50s",
+                 r->policy[first->a].name, r->policy[first->b].name);
+    }
+    double best = INFINITY;
+    for (int i = 1; i < CHECK_RULES; i++)
+        best = fmin(best, r->rule[i].log_error);
+    const bool loses = r->pairs == 0 || r->rule[0].log_error <= best;
+    t = add_target(r, loses, "null predictors lose (mean error of log Ta/Tb)");
+    if (r->pairs > 0)
+        snprintf(t->found, sizeof t->found, "%.4f against %.4f", r->rule[0].log_error, best);
+}
+
+static void judge_records(check_result *r) {
+    int64_t least = r->policy[0].records;
+    for (int i = 0; i < r->policies; i++) {
+        least = r->policy[i].records < least ? r->policy[i].records : least;
+        if (r->policy[i].noise > r->noise)
+            r->noise = r->policy[i].noise;
+    }
+    check_target *t =
+        add_target(r, r->same || least >= CHECK_RECORDS, "at least 15 steps of every policy");
+    snprintf(t->found, sizeof t->found, "%lld", (long long)least);
+    r->noisy = r->noise > CHECK_NOISE;
+    t = add_target(r, !r->noisy, "noise of the same policy repeated at most 1.5 %");
+    snprintf(t->found, sizeof t->found, "%.2f %%", r->noise * 100);
+    t = add_target(r, r->fixed, "the prediction was fixed before the replay");
+    snprintf(t->found, sizeof t->found, "%s",
+             r->fixed ? "its digest stands in the measurement"
+                      : "prediction was not fixed before the "
+                        "replay");
+}
+
+void check_judge(check_result *r) {
+    r->passed = true;
+    judge_steps(r);
+    judge_phases(r);
+    judge_memory(r);
+    judge_order(r);
+    judge_records(r);
+    int missed = 0;
+    for (int i = 0; i < r->targets; i++)
+        missed += !r->target[i].passed;
+    if (r->noisy)
+        snprintf(r->verdict, sizeof r->verdict,
+                 "machine too noisy: the same policy differs by %.2f %%, 1.5 %% are allowed",
+                 r->noise * 100);
+    else if (r->passed)
+        snprintf(r->verdict, sizeof r->verdict, "pass: all %d targets are met", r->targets);
+    else
+        snprintf(r->verdict, sizeof r->verdict, "fail: %d of %d targets are missed", missed,
+                 r->targets);
+}
+
+/* ---- all of it ---------------------------------------------------------------------------------
+ */
+
+static const char *setting(const mz_result_file *m, const char *key) {
+    const char *text =
+        json_string_value(json_object_get(json_object_get(m->root, "settings"), key));
+    return text ? text : "";
+}
+
+mz_code check_files(const mz_result_file *p, const mz_result_file *m, check_result *r,
+                    mz_err *err) {
+    *r = (check_result){.predicted = p, .measured = m};
+    const char *known = json_string_value(json_object_get(m->root, "prediction_digest"));
+    r->same = strcmp(p->digest, m->digest) == 0;
+    r->fixed = r->same || (known && strcmp(known, p->digest) == 0);
+    r->transport = setting(m, "transport");
+    r->backend = setting(m, "backend");
+    mz_code code = check_belong(p, m, err);
+    if (code == MZ_OK)
+        code = check_measure(r, err);
+    if (code == MZ_OK)
+        code = check_order(r, err);
+    if (code == MZ_OK)
+        check_judge(r);
+    else
+        check_free(r);
+    return code;
+}
+
+void check_free(check_result *r) {
+    mz_arena_free(&r->arena);
+    *r = (check_result){0};
+}

@@ -1,0 +1,121 @@
+/* A prediction held against a measurement: two result files and nothing else (DESIGN section 7).
+ *
+ * Error of a time: (predicted - measured) / measured, signed. A policy's time: per step of the
+ * window the median of its records, mean over the steps. Records of different steps are compared by
+ * their ratio to the prediction of their step: the median's confidence interval is that of order
+ * statistics of these ratios, and noise is the ratio of their medians.
+ *
+ * A phase's time is its busy time summed over ranks and layers, so that a machine which runs its
+ * ranks one after another spends it all; planning, which stands at every rank of a process, counts
+ * once per process. Memory of a category is the most on any rank. */
+#ifndef MIZAN_ANALYSIS_CHECK_H
+#define MIZAN_ANALYSIS_CHECK_H
+
+#include "common/io/result_file.h"
+
+#include <stdbool.h>
+#include <stdio.h>
+
+/* Targets; a check of two files fails where one is missed. */
+#define CHECK_MEAN 0.03  /* mean error of step times */
+#define CHECK_WORST 0.05 /* worst */
+#define CHECK_PHASE 0.10 /* of a phase that is at least CHECK_SHARE of the step */
+#define CHECK_SHARE 0.05
+#define CHECK_MEMORY 0.01 /* of peak memory */
+#define CHECK_APART 0.03  /* policies whose times differ by more have an order */
+#define CHECK_NOISE 0.015 /* of the same policy repeated */
+enum { CHECK_RECORDS = 15 };
+
+typedef struct check_value {
+    double predicted, measured, error; /* error NaN where nothing was measured */
+} check_value;
+
+typedef struct check_policy {
+    const char *name;
+    bool lossy;
+    const mz_run_file *predicted; /* measured: all runs of this name */
+    int64_t ranks_each;           /* ranks of one process */
+    int64_t records;              /* of all runs of this policy */
+    double *ratio;                /* [records] measured over predicted, in order */
+    check_value step;
+    double low, high; /* 95 % of the measured median, s; NaN below CHECK_RECORDS */
+    double noise;     /* of repetition; NaN: too few records */
+    bool repeated;    /* noise is of two runs, else of the halves of one */
+    check_value phase[MZ_PHASES];
+    double share[MZ_PHASES]; /* of the measured time of all phases */
+    int32_t layers, ranks;
+    check_value *layer; /* [layers] the last: of the whole step */
+    check_value *rank;  /* [ranks] */
+    check_value *cell;  /* [layers][ranks] */
+    check_value peak;
+    check_value memory[MZ_MEM_CATEGORIES];
+} check_policy;
+
+/* Two policies, a before b. */
+typedef struct check_pair {
+    int a, b;
+    double predicted, measured, error; /* log(Ta/Tb); difference of the two */
+    bool apart, agrees;                /* measured apart; the same way round, not a tie */
+} check_pair;
+
+/* How well a rule orders the policies. */
+typedef struct check_rule {
+    const char *name, *what;
+    double tau;       /* Kendall's, over the pairs that are apart; NaN: none are */
+    double log_error; /* mean |error of log(Ta/Tb)| over all pairs; NaN: one policy */
+    double regret;    /* time lost by taking its best */
+    double *value;    /* [policies] seconds, or what orders like them */
+} check_rule;
+
+enum { CHECK_RULES = 4 }; /* ours, then those that know little */
+
+typedef struct check_target {
+    char what[160], found[160];
+    bool passed;
+} check_target;
+
+enum { CHECK_TARGETS_MOST = 16 };
+
+typedef struct check_result {
+    const mz_result_file *predicted, *measured;
+    const char *transport, *backend; /* of the measurement; "" not said */
+    bool same;                       /* both files say the same */
+    bool fixed;                      /* the prediction was there before the replay */
+    int policies;
+    check_policy *policy;
+    int pairs;
+    check_pair *pair;
+    check_rule rule[CHECK_RULES];
+    double mean_error, worst_error, noise;
+    check_target target[CHECK_TARGETS_MOST];
+    int targets;
+    bool noisy, passed;
+    char verdict[200];
+    mz_arena arena;
+} check_result;
+
+/* Compares; borrows the files. MZ_EINPUT where they do not belong together, naming the first
+ * difference, or where a file lacks what is compared. Targets missed are no error. */
+mz_code check_files(const mz_result_file *predicted, const mz_result_file *measured,
+                    check_result *result, mz_err *err);
+void check_free(check_result *result);
+
+/* Is a phase's time evidence for other machines of this kind, by how ranks were connected? */
+bool check_validated(const check_result *result, mz_phase phase);
+
+/* Parts of check_files. */
+mz_code check_belong(const mz_result_file *predicted, const mz_result_file *measured, mz_err *err);
+mz_code check_measure(check_result *result, mz_err *err); /* policies: times, phases, memory */
+mz_code check_order(check_result *result, mz_err *err);   /* pairs and rules */
+void check_judge(check_result *result);                   /* targets, verdict */
+/* Median of values, which are sorted; the ranks (from 1) of the order statistics that hold a median
+ * with 95 %; false: too few. */
+double check_median(double *value, int64_t count);
+bool check_interval(int64_t count, int64_t *low, int64_t *high);
+
+/* Output. */
+void check_print(const check_result *result, FILE *out);
+json_t *check_json(const check_result *result); /* NULL when memory is short */
+void check_html(const check_result *result, const char *predicted, const char *measured, FILE *out);
+
+#endif
