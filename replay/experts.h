@@ -2,10 +2,31 @@
  * and fro, gradient reductions in rank order, the optimizer's step, fresh weights. Private to this
  * room; engine.c drives it.
  *
- * Layout of one expert: up [2I][H] (gate above up), then down [H][I], contiguous, W bytes in the
- * job's type; a gradient has the same layout. Buffers of a plan's instances: an instance is a
- * position of plan->rank. Mains (and resident slots) live in memory of the whole run; replicas of
- * one call live as traits.replica_memory says. */
+ * One expert is up [2I][H] (gate above up) and down [H][I], W bytes in the job's type; matrices of
+ * a kind lie side by side in a layer, so that one call updates them. A gradient has the same
+ * layout. An instance is a position of plan->rank; its replica lives as traits.replica_memory says.
+ *
+ * Three kinds of policies, by their traits:
+ * - Replicas of a call (SHARED, PER_LAYER): mains stay in block layout; weights travel along the
+ *   plan's moves, from whoever has them by then; gradients come back along them, are added where
+ *   they meet - a rank's own first, the others in order of instance, fp32 sums, one rounding - and
+ *   end at the main.
+ * - Placements that last (RESIDENT, or no replicas): a rank has `slots` slots of every layer. The
+ *   first plan of a layer finds its experts in place. A changed one has their weights and optimizer
+ *   state moved before the forward of the step that decided it, by its `change` moves, which are
+ *   charged to weight_move (of the whole step where their phase is MZ_MOVE_STEP) and carry what is
+ *   stated: beyond what there is to move, bytes without meaning; what they do not cover goes along
+ *   uncharged. What moves every step after the optimizer (LPLB's replicas) is where the next
+ *   placement wants it: put there uncharged. Rings are run as reduce-scatter and all-gather with
+ *   direct lanes, cut at whole rows: the same bytes per rank, and every host has the same sum, over
+ *   all hosts in order of instance. Instances of one rank are summed first.
+ * - Sharded optimizer (SYMI): the same slots; after the ring every rank takes its part of every
+ *   expert's gradient, updates it, and sends fresh weights to all slots. The optimizer must work
+ *   value by value.
+ * Sharded weights (LAER) and free replicas (ideal) are refused. Rounds of the plan follow from what
+ * must arrive before it can be sent on, not from mz_move.round. MZ_HIDE_FREE moves go uncharged. A
+ * move list that leaves an instance without its weights, or a gradient without a way, is
+ * MZ_EINTERNAL naming policy, expert and rank. Bytes stated are bf16's; fp32 jobs scale them. */
 #ifndef MIZAN_REPLAY_EXPERTS_H
 #define MIZAN_REPLAY_EXPERTS_H
 
@@ -15,14 +36,17 @@ typedef struct mz_experts mz_experts;
 
 /* The groups of a local rank in one call: its instances by ascending expert (two instances of the
  * same expert on one rank are two groups). Arrays of pointers are context memory, [count], valid
- * until the next call of the same layer. */
+ * until the next mz_experts_forward or mz_experts_backward. Gradients hold zeros or the sum so far:
+ * products add to them. */
 typedef struct mz_expert_groups {
     int32_t count;
     const int32_t *instance;                 /* (host) position in plan->rank */
     const int32_t *expert;                   /* (host) */
     void *const *up, *const *down;           /* weights; set by mz_experts_forward */
-    void *const *grad_up, *const *grad_down; /* set by mz_experts_backward */
-    mz_dtype gradient_type;
+    void *const *grad_up, *const *grad_down; /* set by mz_experts_backward: of the job's type; an
+                                                entry is NULL where the group's gradient is wide */
+    void *const *wide_up, *const *wide_down; /* fp32 gradients of replicas beside bf16 mains, NULL
+                                                where a group's is not; both NULL: none is */
 } mz_expert_groups;
 
 mz_code mz_experts_create(mz_engine *engine, mz_experts **experts, mz_err *err);

@@ -21,6 +21,10 @@ bool mz_update_has_master(const mz_optimizer *o, mz_dtype type) {
     return type == MZ_BF16 && o->options.master;
 }
 
+bool mz_update_is_dithered(const mz_optimizer *o, mz_dtype type) {
+    return type == MZ_BF16 && !o->options.master && o->rule != MZ_RULE_ADAFACTOR;
+}
+
 /* All but sizes and pointers. */
 static mz_update settings_of(const mz_optimizer *o, mz_dtype type) {
     mz_update u = {.rate = 1e-4F, .clip_rms = false, .rounding = MZ_ROUND_DITHER};

@@ -20,6 +20,8 @@
 mz_code mz_update_supported(const mz_optimizer *optimizer, mz_err *err);
 /* Does it work value by value, so that a matrix may be cut anywhere? */
 bool mz_update_is_elementwise(const mz_optimizer *optimizer);
+/* Are weights written with random bits, which depend on an element's place in its call? */
+bool mz_update_is_dithered(const mz_optimizer *optimizer, mz_dtype type);
 /* fp32 copies of the weights kept with the state. */
 bool mz_update_has_master(const mz_optimizer *optimizer, mz_dtype type);
 

@@ -1,0 +1,412 @@
+/* What moves experts, under the real policies: every instance computes with the owner's weights,
+ * the owner's gradient is the sum of all instances', the optimizer's step is that of plain loops in
+ * double precision, and memory is what the policy asks for. */
+#include "tests/harness.h"
+
+#include "replay/experts_inside.h"
+#include "tests/policy/fixture.h"
+
+#include <math.h>
+
+enum { LAYERS = 2, HIDDEN = 16, INTER = 8, ALL = 3 * HIDDEN * INTER, STEPS = 3, BATCHES = 2 };
+
+typedef struct bench {
+    const char *text;
+    int32_t ranks, experts;
+    rig policy[LAYERS]; /* one per layer: each keeps its plan until backward */
+    mz_optimizer optimizer;
+    mz_replay_job job;
+    mz_kernels *kernels;
+    mz_transport *transport;
+    mz_heap *heap;
+    mz_engine *engine;
+    mz_experts *x;
+    mz_load *load[LAYERS], *history[LAYERS];
+    float *now;       /* [LAYERS][E][ALL] weights as they must be */
+    float *gradient;  /* [LAYERS][E][ALL] sum of what was put in */
+    double *state[3]; /* the same: master weights, m, v */
+    mz_err err;
+} bench;
+
+static int64_t at(const bench *b, int32_t layer, int32_t expert) {
+    return ((int64_t)layer * b->experts + expert) * ALL;
+}
+
+static void reference_start(bench *b) {
+    const size_t n = (size_t)LAYERS * (size_t)b->experts * ALL;
+    b->now = calloc(n, sizeof *b->now);
+    b->gradient = calloc(n, sizeof *b->gradient);
+    for (int i = 0; i < 3; i++)
+        b->state[i] = calloc(n, sizeof *b->state[i]);
+    for (int32_t l = 0; l < LAYERS; l++)
+        for (int32_t e = 0; e < b->experts; e++) {
+            float *w = b->now + at(b, l, e);
+            mz_data_weights(&b->job, l, e, MZ_DATA_UP, w);
+            mz_data_weights(&b->job, l, e, MZ_DATA_DOWN, w + 2 * HIDDEN * INTER);
+        }
+    for (size_t i = 0; i < n; i++)
+        b->state[0][i] = b->now[i];
+}
+
+static mz_code bench_try(bench *b, const char *text, int32_t ranks, int32_t experts, int32_t domain,
+                         mz_dtype type, const char *optimizer) {
+    *b = (bench){.text = text, .ranks = ranks, .experts = experts};
+    assert_ok(mz_optimizer_parse(optimizer, &b->optimizer, &b->err), &b->err);
+    for (int32_t l = 0; l < LAYERS; l++) {
+        rig *r = &b->policy[l];
+        rig_prepare(r, ranks, experts, domain);
+        r->env.layers = LAYERS;
+        r->env.hidden = HIDDEN;
+        r->env.intermediate = INTER;
+        r->env.expert_parameters = ALL;
+        r->env.weight_bytes = 2 * ALL;
+        r->env.token_bytes = 2 * HIDDEN;
+        r->env.expert_state_bytes = 12 * ALL;
+        r->layer = l;
+        assert_ok(rig_start(r, text), &r->err);
+        b->load[l] = b->history[l] = NULL;
+    }
+    b->job = (mz_replay_job){.policy = text,
+                             .ranks = ranks,
+                             .layers = LAYERS,
+                             .experts = experts,
+                             .top_k = 2,
+                             .hidden = HIDDEN,
+                             .intermediate = INTER,
+                             .type = type,
+                             .traits = &b->policy[0].traits,
+                             .optimizer = &b->optimizer,
+                             .instances = b->policy[0].plan->instance_cap,
+                             .seed = 11};
+    const mz_kernels_options options = {.backend = MZ_BACKEND_HOST, .threads = 1, .streams = 1};
+    char message[256];
+    if (mz_kernels_open(&options, &b->kernels, message, sizeof message) != MZ_K_OK)
+        fail_msg("%s", message);
+    const mz_transport_options link = {.name = "local", .ranks = ranks, .timeout_s = 30};
+    assert_ok(mz_transport_open(&link, &b->transport, &b->err), &b->err);
+    assert_ok(mz_transport_attach(b->transport, b->kernels, &b->err), &b->err);
+    assert_ok(mz_heap_create(b->kernels, 0, ranks, &b->heap, &b->err), &b->err);
+    const mz_code code =
+        mz_engine_create(&b->job, b->kernels, b->transport, b->heap, &b->engine, &b->err);
+    if (code == MZ_OK) {
+        b->x = mz_engine_experts(b->engine);
+        reference_start(b);
+    }
+    return code;
+}
+
+static void bench_close(bench *b) {
+    mz_engine_free(&b->engine);
+    for (int32_t r = 0; r < b->ranks; r++)
+        assert_int_equal(mz_heap_of(b->heap, r)->total, 0);
+    mz_heap_free(&b->heap);
+    mz_transport_close(&b->transport);
+    mz_kernels_close(&b->kernels);
+    for (int32_t l = 0; l < LAYERS; l++) {
+        if (b->load[l])
+            load_free(b->load[l]);
+        if (b->history[l])
+            load_free(b->history[l]);
+        rig_close(&b->policy[l]);
+    }
+    for (int i = 0; i < 3; i++)
+        free(b->state[i]);
+    free(b->now);
+    free(b->gradient);
+}
+
+static void bench_open(bench *b, const char *text, int32_t ranks, int32_t experts, int32_t domain,
+                       mz_dtype type, const char *optimizer) {
+    if (bench_try(b, text, ranks, experts, domain, type, optimizer) != MZ_OK)
+        fail_msg("%s: %s", text, b->err.msg);
+}
+
+static mz_replay_call call_of(bench *b, int32_t step, int32_t micro_batch, int32_t layer) {
+    return (mz_replay_call){
+        .step = step, .micro_batch = micro_batch, .layer = layer, .load = *b->load[layer]};
+}
+
+/* ---- one call
+ * ------------------------------------------------------------------------------------*/
+
+/* Values of a matrix in (host) context memory. */
+static float value_of(mz_dtype type, const void *matrix, int64_t i) {
+    uint32_t bits;
+    float value;
+    if (type == MZ_F32)
+        return ((const float *)matrix)[i];
+    bits = (uint32_t)((const uint16_t *)matrix)[i] << 16;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+static void put_value(mz_dtype type, void *matrix, int64_t i, float value) {
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    if (type == MZ_F32)
+        ((float *)matrix)[i] = value;
+    else
+        ((uint16_t *)matrix)[i] = (uint16_t)(bits >> 16);
+}
+
+/* All groups are there, in order, and have the weights that the expert has. */
+static void check_weights(bench *b, int32_t layer, const char *when) {
+    const mz_plan *plan = b->policy[layer].plan;
+    int32_t seen = 0;
+    for (int32_t r = 0; r < b->ranks; r++) {
+        const mz_expert_groups *g = mz_experts_groups(b->x, r);
+        for (int32_t n = 0; n < g->count; n++) {
+            const int32_t e = g->expert[n], i = g->instance[n];
+            assert_true(n == 0 || e >= g->expert[n - 1]);
+            assert_int_equal(plan->rank[i], r);
+            assert_true(i >= plan->begin[e] && i < plan->begin[e + 1]);
+            const float *want = b->now + at(b, layer, e);
+            for (int64_t j = 0; j < ALL; j++) {
+                const bool up = j < 2 * HIDDEN * INTER;
+                const float is = value_of(b->job.type, up ? g->up[n] : g->down[n],
+                                          up ? j : j - 2 * HIDDEN * INTER);
+                if (is != want[j])
+                    fail_msg("%s, %s: layer %d, expert %d on rank %d: value %lld is %g, not %g",
+                             b->text, when, layer, e, r, (long long)j, is, want[j]);
+            }
+        }
+        seen += g->count;
+    }
+    assert_int_equal(seen, plan->begin[b->experts]);
+}
+
+/* Small whole numbers: their sums are exact in bf16. */
+static void put_gradients(bench *b, int32_t layer, mz_rng *rng) {
+    for (int32_t r = 0; r < b->ranks; r++) {
+        const mz_expert_groups *g = mz_experts_groups(b->x, r);
+        for (int32_t n = 0; n < g->count; n++) {
+            float *sum = b->gradient + at(b, layer, g->expert[n]);
+            const bool wide = g->wide_up && g->wide_up[n];
+            assert_true(wide != (g->grad_up[n] != NULL));
+            const mz_dtype type = wide ? MZ_F32 : b->job.type;
+            for (int64_t j = 0; j < ALL; j++) {
+                const bool up = j < 2 * HIDDEN * INTER;
+                void *m = wide ? (up ? g->wide_up[n] : g->wide_down[n])
+                               : (up ? g->grad_up[n] : g->grad_down[n]);
+                const int64_t k = up ? j : j - 2 * HIDDEN * INTER;
+                const float add = (float)((int)mz_rng_below(rng, 5) - 2);
+                put_value(type, m, k, value_of(type, m, k) + add);
+                sum[j] += add;
+            }
+        }
+    }
+}
+
+static void plan_call(bench *b, int32_t step, int32_t micro_batch, int32_t layer, mz_rng *rng) {
+    static const int kinds[] = {LOAD_RANDOM, LOAD_ZIPF, LOAD_ONE_EXPERT, LOAD_SPARSE};
+    rig *r = &b->policy[layer];
+    const int kind = kinds[mz_rng_below(rng, COUNT_OF(kinds))];
+    if (b->load[layer] && micro_batch == 0) {
+        if (b->history[layer])
+            load_free(b->history[layer]);
+        b->history[layer] = b->load[layer];
+    } else if (b->load[layer]) {
+        load_free(b->load[layer]);
+    }
+    b->load[layer] = load_random(kind, b->ranks, b->experts, mz_rng_u64(rng));
+    r->step = step;
+    r->micro_batch = micro_batch;
+    const int32_t interval = r->traits.interval;
+    if (interval <= 1 || (micro_batch == 0 && step % interval == 0)) {
+        rig_call(r, b->load[layer], b->history[layer], NULL, NULL);
+        return;
+    }
+    mz_call now = {
+        .step = step, .micro_batch = micro_batch, .layer = layer, .load = b->load[layer]};
+    assert_ok(r->policy->route(r->state, &now, r->plan, &r->err), &r->err);
+}
+
+static mz_code forward(bench *b, int32_t step, int32_t micro_batch, int32_t layer) {
+    const mz_replay_call call = call_of(b, step, micro_batch, layer);
+    const mz_code code = mz_experts_forward(b->x, &call, b->policy[layer].plan, &b->err);
+    if (code != MZ_OK)
+        return code;
+    check_weights(b, layer, "forward");
+    mz_experts_end_forward(b->x, &call);
+    return MZ_OK;
+}
+
+static mz_code backward(bench *b, int32_t step, int32_t micro_batch, int32_t layer, mz_rng *rng) {
+    const mz_replay_call call = call_of(b, step, micro_batch, layer);
+    const mz_plan *plan = b->policy[layer].plan;
+    mz_code code = mz_experts_backward(b->x, &call, plan, &b->err);
+    if (code != MZ_OK)
+        return code;
+    check_weights(b, layer, "backward");
+    put_gradients(b, layer, rng);
+    return mz_experts_reduce(b->x, &call, plan, micro_batch == BATCHES - 1, &b->err);
+}
+
+/* ---- one step
+ * ------------------------------------------------------------------------------------*/
+
+static void check_gradients(bench *b) {
+    float is[ALL];
+    for (int32_t l = 0; l < LAYERS; l++)
+        for (int32_t e = 0; e < b->experts; e++) {
+            assert_ok(mz_experts_read(b->x, l, e, true, is, &b->err), &b->err);
+            const float *want = b->gradient + at(b, l, e);
+            for (int64_t j = 0; j < ALL; j++)
+                if (is[j] != want[j])
+                    fail_msg("%s: gradient %lld of layer %d, expert %d is %g, not %g", b->text,
+                             (long long)j, l, e, is[j], want[j]);
+        }
+}
+
+/* AdamW of the study, section 6.3, with decay 0.01 and rate 1e-4. */
+static double adamw(bench *b, int64_t i, int64_t step) {
+    const double g = b->gradient[i], rate = 1e-4;
+    double *w = &b->state[0][i], *m = &b->state[1][i], *v = &b->state[2][i];
+    *w -= rate * 0.01 * *w;
+    *m = 0.9 * *m + 0.1 * g;
+    *v = 0.999 * *v + 0.001 * g * g;
+    const double c = sqrt(1 - pow(0.999, (double)step)), d = 1 - pow(0.9, (double)step);
+    *w -= rate / d * *m / (sqrt(*v) / c + 1e-8);
+    return *w;
+}
+
+/* SkewAdam's expert tier on one matrix: row and column means in state[1], state[2]. */
+static void skewadam(bench *b, int64_t first, int64_t rows, int64_t cols, int64_t step) {
+    double *w = b->state[0] + first, *R = b->state[1] + first, *C = b->state[2] + first;
+    const float *g = b->gradient + first;
+    double *u = calloc((size_t)(rows * cols), sizeof *u), mean = 0, squares = 0;
+    for (int64_t i = 0; i < rows; i++) {
+        double sum = 0;
+        for (int64_t j = 0; j < cols; j++)
+            sum += (double)g[i * cols + j] * g[i * cols + j];
+        R[i] = 0.999 * R[i] + 0.001 * sum / (double)cols;
+        mean += R[i] / (double)rows;
+    }
+    for (int64_t j = 0; j < cols; j++) {
+        double sum = 0;
+        for (int64_t i = 0; i < rows; i++)
+            sum += (double)g[i * cols + j] * g[i * cols + j];
+        C[j] = 0.999 * C[j] + 0.001 * sum / (double)rows;
+    }
+    for (int64_t i = 0; i < rows * cols; i++) {
+        const double r = R[i / cols] / fmax(mean, 1e-15);
+        u[i] = g[i] * sqrt(1 - pow(0.999, (double)step)) /
+               (sqrt(fmax(r, 1e-8)) * sqrt(fmax(C[i % cols], 1e-8)));
+        squares += u[i] * u[i];
+    }
+    const double rms = sqrt(squares / (double)(rows * cols));
+    for (int64_t i = 0; i < rows * cols; i++)
+        w[i] -= 1e-4 * u[i] / fmax(1, rms);
+    free(u);
+}
+
+static void reference_step(bench *b, int64_t step) {
+    const int64_t n = (int64_t)LAYERS * b->experts * ALL, up = 2 * HIDDEN * INTER;
+    for (int64_t i = 0; b->optimizer.rule == MZ_RULE_ADAMW && i < n; i++)
+        adamw(b, i, step);
+    for (int64_t i = 0; b->optimizer.rule == MZ_RULE_SKEWADAM && i < n; i += ALL) {
+        skewadam(b, i, 2 * INTER, HIDDEN, step);
+        skewadam(b, i + up, HIDDEN, INTER, step);
+    }
+}
+
+static void check_update(bench *b, int32_t step) {
+    float is[ALL];
+    const bool fp32 = b->job.type == MZ_F32;
+    reference_step(b, step + 1);
+    for (int32_t l = 0; l < LAYERS; l++)
+        for (int32_t e = 0; e < b->experts; e++) {
+            assert_ok(mz_experts_read(b->x, l, e, false, is, &b->err), &b->err);
+            for (int64_t j = 0; j < ALL; j++) {
+                const int64_t i = at(b, l, e) + j;
+                const double want = b->state[0][i], off = fabs(is[j] - want);
+                if (off > (fp32 ? 1e-6 : fabs(want) * 0x1p-8 + 1e-7))
+                    fail_msg("%s, step %d: weight %lld of layer %d, expert %d is %.9g, not %.9g",
+                             b->text, step, (long long)j, l, e, is[j], want);
+            }
+            memcpy(b->now + at(b, l, e), is, sizeof is);
+        }
+}
+
+static mz_code run_step(bench *b, int32_t step, mz_rng *rng) {
+    const mz_plan *plan[LAYERS];
+    mz_code code = mz_experts_begin_step(b->x, &b->err);
+    b->engine->ordinal = step;
+    memset(b->gradient, 0, sizeof *b->gradient * (size_t)LAYERS * (size_t)b->experts * ALL);
+    for (int32_t m = 0; m < BATCHES; m++) {
+        for (int32_t l = 0; code == MZ_OK && l < LAYERS; l++) {
+            plan_call(b, step, m, l, rng);
+            plan[l] = b->policy[l].plan;
+            code = forward(b, step, m, l);
+        }
+        for (int32_t l = LAYERS; code == MZ_OK && l-- > 0;)
+            code = backward(b, step, m, l, rng);
+    }
+    if (code != MZ_OK)
+        return code;
+    check_gradients(b);
+    code = mz_experts_update(b->x, plan, &b->err);
+    if (code == MZ_OK)
+        check_gradients(b); /* they stay */
+    if (code == MZ_OK)
+        check_update(b, step);
+    return code;
+}
+
+/* The norm that the step found, against the reference's gradient. */
+static void check_norm(const bench *b) {
+    double sum = 0;
+    for (int64_t i = 0; i < (int64_t)LAYERS * b->experts * ALL; i++)
+        sum += (double)b->gradient[i] * b->gradient[i];
+    assert_true(fabs(b->x->norm - sqrt(sum)) <= 1e-6 * sqrt(sum));
+}
+
+static void run_steps(const char *text, int32_t ranks, int32_t experts, int32_t domain,
+                      mz_dtype type, const char *optimizer) {
+    bench b;
+    bench_open(&b, text, ranks, experts, domain, type, optimizer);
+    mz_rng rng = mz_rng_make(5, (uint64_t)ranks);
+    for (int32_t step = 0; step < STEPS; step++) {
+        if (run_step(&b, step, &rng) != MZ_OK)
+            fail_msg("%s, %d experts on %d ranks: %s", text, experts, ranks, b.err.msg);
+        check_norm(&b);
+    }
+    bench_close(&b);
+}
+
+static void test_policies(void **state) {
+    static const char *policies[] = {
+        "static",
+        "capacity",
+        "ultraep[u_min=1]",
+        "ultraep[u_min=1,slots=5]",
+        "lrmoe[keep=0.5]",
+        "lrmoe[keep=0.5,gradient=fp32]",
+        "lrmoe[keep=0.5,lifetime=resend_weights]",
+        "lrmoe[keep=0.5,placement=symi]",
+        "llep",
+        "topoep[chunks=1]",
+        "fastermoe[schedule=none]",
+        "symi",
+        "symi[slots=6,drop=no]",
+        "eplb[interval=1]",
+        "eplb[interval=2]",
+        "smartmoe[interval=1]",
+        "flexmoe[interval=1,threshold=1]",
+        "flexmoe[form=scale-eplb]",
+        "finemoe[interval=1]",
+        "lplb[interval=1]",
+        "eplb[lag=0,optimizer=replicated]",
+    };
+    for (int i = 0; i < COUNT_OF(policies); i++) {
+        run_steps(policies[i], 4, 8, 0, MZ_BF16, "adamw");
+        run_steps(policies[i], 6, 12, 3, MZ_F32, "adamw");
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_policies),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
