@@ -1,0 +1,507 @@
+/* Pairs of result files whose every number is known by hand.
+ *
+ * Two ranks on one device; one layer and the whole step's row; policy i of scale f takes, on each
+ * rank, in step o of two: experts (10 + 2 o) f, dispatch 4 f, optimizer 1 f ms, and planning of 0.5
+ * ms stands at both ranks. A step is what its ranks do one after another: (30 + 4 o) f + 0.5 ms. A
+ * measurement repeats both steps eight times, pass by pass. */
+#include "tests/harness.h"
+
+#include "analysis/check.h"
+#include "common/base/rng.h"
+
+#include <math.h>
+
+enum { LAYERS = 2, RANKS = 2, CELLS = LAYERS * RANKS * MZ_PHASES, PASSES = 8, MOST = 6 };
+
+typedef struct made_run {
+    const char *policy;
+    double scale, dispatch; /* dispatch times this */
+    double second_half;     /* records from the middle on times this; 0: 1 */
+    int64_t peak, buffers;
+    double imbalance, most; /* mean, max */
+    int64_t bytes;          /* of dispatch */
+} made_run;
+
+typedef struct made {
+    const char *kind, *transport;
+    int64_t passes;
+    int runs;
+    made_run run[MOST];
+} made;
+
+static void near(double got, double want, const char *what, int line) {
+    if (!(fabs(got - want) <= 1e-9 + 1e-9 * fabs(want)))
+        fail_msg("line %d: %s is %.12g, not %.12g", line, what, got, want);
+}
+#define assert_near(got, want) near(got, want, #got, __LINE__)
+
+static void fill_record(const made_run *in, int64_t ordinal, double factor, double *cell,
+                        double *step) {
+    *step = 0.5e-3 * factor;
+    for (int r = 0; r < RANKS; r++) {
+        double *layer = cell + r * MZ_PHASES, *whole = cell + (RANKS + r) * MZ_PHASES;
+        layer[MZ_PHASE_PLANNER] = 0.5e-3 * factor;
+        layer[MZ_PHASE_EXPERTS] = (10 + 2 * (double)ordinal) * in->scale * factor * 1e-3;
+        layer[MZ_PHASE_DISPATCH] = 4 * in->scale * in->dispatch * factor * 1e-3;
+        whole[MZ_PHASE_OPTIMIZER] = in->scale * factor * 1e-3;
+        *step += layer[MZ_PHASE_EXPERTS] + layer[MZ_PHASE_DISPATCH] + whole[MZ_PHASE_OPTIMIZER];
+    }
+}
+
+static void fill_run(mz_result_file *file, const made *m, const made_run *in, mz_run_file *run) {
+    run->policy = in->policy;
+    run->steps = 2 * m->passes;
+    run->ranks = RANKS;
+    run->layers = LAYERS;
+    run->step_s = MZ_NEW(&file->arena, double, run->steps);
+    run->ordinal = MZ_NEW(&file->arena, int64_t, run->steps);
+    run->detail_s = MZ_NEW(&file->arena, double, run->steps *CELLS);
+    run->rank_memory = MZ_NEW(&file->arena, int64_t, RANKS * MZ_MEM_CATEGORIES);
+    for (int64_t i = 0; i < run->steps; i++) {
+        run->ordinal[i] = i % 2;
+        const bool late = i >= run->steps / 2 && in->second_half > 0;
+        fill_record(in, i % 2, late ? in->second_half : 1, run->detail_s + i * CELLS,
+                    &run->step_s[i]);
+    }
+    run->rank_memory[MZ_MEM_CATEGORIES + MZ_MEM_TOKEN_BUFFERS] = in->buffers;
+    /* 1000 tokens a step */
+    run->json =
+        json_pack("{s:s, s:b, s:i, s:I, s:{s:f, s:f, s:f}, s:f, s:f, s:{s:f}, s:f, s:I}", "policy",
+                  in->policy, "lossy", 0, "steps", (int)run->steps, "peak_memory_bytes",
+                  (json_int_t)in->peak, "rank_imbalance", "mean", in->imbalance, "p95", in->most,
+                  "max", in->most, "dropped_pairs_fraction", 0.0, "kept_pairs_fraction", 1.0,
+                  "step_time_s", "mean", run->step_s[0], "tokens_per_s", 1000 / run->step_s[0],
+                  "dispatch_bytes", (json_int_t)in->bytes);
+    assert_non_null(run->json);
+}
+
+static mz_result_file make(const made *m) {
+    mz_err err;
+    mz_result_file file = {.runs = m->runs};
+    json_t *runs = json_array();
+    file.run = MZ_NEW(&file.arena, mz_run_file, m->runs);
+    for (int i = 0; i < m->runs; i++) {
+        fill_run(&file, m, &m->run[i], &file.run[i]);
+        json_array_append_new(runs, file.run[i].json);
+    }
+    file.root = json_pack(
+        "{s:s, s:s, s:{s:s, s:s}, s:{s:s, s:i, s:i, s:i, s:i}, s:{s:i, s:{s:f, s:f, s:f}, s:{s:f, "
+        "s:f}}, s:{s:i, s:i, s:s}, s:o}",
+        "schema", "mizan-result/1", "kind", m->kind, "trace", "path", m->kind, "digest", "sha256:1",
+        "model", "name", "tiny", "hidden", 64, "expert_intermediate", 32, "top_k", 2, "moe_layers",
+        1, "cluster", "ranks_per_device", RANKS, "node", "bandwidth", 1e9, "efficiency", 1.0,
+        "latency", 0.0, "device", "bf16", 1e12, "gemm_efficiency", 1.0, "settings", "ranks", RANKS,
+        "seed", 1, "transport", m->transport ? m->transport : "local", "runs", runs);
+    assert_non_null(file.root);
+    assert_ok(mz_result_digest(file.root, file.digest, &err), &err);
+    return file;
+}
+
+/* The measurement names the prediction. */
+static void name(mz_result_file *measured, const char *digest) {
+    mz_err err;
+    json_object_set_new(measured->root, "prediction_digest", json_string(digest));
+    assert_ok(mz_result_digest(measured->root, measured->digest, &err), &err);
+}
+
+typedef struct checked {
+    mz_result_file predicted, measured;
+    check_result result;
+} checked;
+
+static const made plain = {.kind = "prediction",
+                           .passes = 1,
+                           .runs = 3,
+                           .run = {{"a", 1, 1, 0, 1000, 500, 1.1, 2},
+                                   {"b", 1.2, 1, 0, 1000, 500, 1.1, 2},
+                                   {"c", 1.1, 1, 0, 1000, 500, 1.1, 2}}};
+
+static made measurement_of(const made *prediction) {
+    made m = *prediction;
+    m.kind = "measurement";
+    m.passes = PASSES;
+    return m;
+}
+
+static checked check(const made *predicted, const made *measured) {
+    mz_err err;
+    checked c = {.predicted = make(predicted), .measured = make(measured)};
+    name(&c.measured, c.predicted.digest);
+    assert_ok(check_files(&c.predicted, &c.measured, &c.result, &err), &err);
+    c.result.predicted = NULL; /* the files move when the struct is returned */
+    return c;
+}
+
+static void done(checked *c) {
+    check_free(&c->result);
+    mz_result_file_free(&c->predicted);
+    mz_result_file_free(&c->measured);
+}
+
+/* The targets that are missed, by the start of their text, separated by '|'. */
+static void assert_missed(const check_result *r, const char *const *want, int count) {
+    int missed = 0;
+    for (int i = 0; i < r->targets; i++) {
+        if (r->target[i].passed)
+            continue;
+        bool expected = false;
+        for (int k = 0; k < count; k++)
+            expected = expected || strstr(r->target[i].what, want[k]) == r->target[i].what;
+        if (!expected)
+            fail_msg("missed: %s: %s", r->target[i].what, r->target[i].found);
+        missed++;
+    }
+    assert_int_equal(missed, count);
+    assert_int_equal(r->passed, count == 0);
+}
+
+static void perfect(void **state) {
+    const made m = measurement_of(&plain);
+    checked c = check(&plain, &m);
+    const check_result *r = &c.result;
+    assert_missed(r, NULL, 0);
+    assert_int_equal(r->policies, 3);
+    /* (30 + 34) / 2 * f + 0.5 ms */
+    assert_near(r->policy[1].step.measured, 38.9e-3);
+    assert_near(r->policy[1].step.predicted, 38.9e-3);
+    assert_true(r->mean_error == 0 && r->worst_error == 0 && r->noise == 0);
+    for (int i = 0; i < 3; i++) {
+        const check_policy *p = &r->policy[i];
+        assert_int_equal(p->records, 16);
+        assert_true(p->step.error == 0 && p->peak.error == 0);
+        assert_near(p->low, p->step.measured);
+        assert_near(p->high, p->step.measured);
+    }
+    /* Experts 22 f of 32 f + 0.5 a step on both ranks; planning once. */
+    const check_policy *a = &r->policy[0];
+    assert_near(a->phase[MZ_PHASE_EXPERTS].measured, 22e-3);
+    assert_near(a->phase[MZ_PHASE_PLANNER].measured, 0.5e-3);
+    assert_near(a->share[MZ_PHASE_EXPERTS], 22 / 32.5);
+    /* Busy time leaves planning out: 11 + 4 in the layer, 1 beside. */
+    assert_near(a->layer[0].measured, 30e-3);
+    assert_near(a->layer[1].measured, 2e-3);
+    assert_near(a->rank[1].measured, 16e-3);
+    assert_near(a->cell[0].measured, 15e-3);
+    assert_near(a->memory[MZ_MEM_TOKEN_BUFFERS].measured, 500);
+    assert_int_equal(r->pairs, 3);
+    assert_near(r->rule[0].tau, 1);
+    assert_near(r->rule[0].regret, 0);
+    assert_near(r->rule[0].log_error, 0);
+    assert_string_equal(r->verdict, "pass: all 9 targets are met");
+    done(&c);
+}
+
+/* 9.6 ms predicted of b's dispatch, 11 % less measured: 0.9514 of 37.95 ms, 2.5 % of the step. */
+static void one_phase_off(void **state) {
+    static const char *const missed[] = {"phases of at least 5 %"};
+    made m = measurement_of(&plain);
+    m.run[1].dispatch = 1 / 1.11;
+    checked c = check(&plain, &m);
+    const check_policy *b = &c.result.policy[1];
+    assert_missed(&c.result, missed, 1);
+    assert_near(b->phase[MZ_PHASE_DISPATCH].error, 0.11);
+    assert_near(b->phase[MZ_PHASE_EXPERTS].error, 0);
+    assert_near(b->step.error, (9.6 - 9.6 / 1.11) / (38.9 - 9.6 + 9.6 / 1.11));
+    assert_near(c.result.mean_error, b->step.error / 3);
+    assert_non_null(strstr(c.result.target[2].found, "+11.00 % (dispatch of b)"));
+    assert_string_equal(c.result.verdict, "fail: 1 of 9 targets are missed");
+    done(&c);
+    m.run[1].dispatch = 1 / 1.09;
+    c = check(&plain, &m);
+    assert_missed(&c.result, NULL, 0);
+    done(&c);
+}
+
+/* Predicted 1, 1.035, 0.99, measured 1, 1, 1.035 (of 32 ms, and 0.5 of planning). */
+static void order_swapped(void **state) {
+    static const char *const missed[] = {"same order", "null predictors"};
+    made p = plain, m;
+    p.run[1].scale = 1.035;
+    p.run[2].scale = 0.99;
+    m = measurement_of(&p);
+    m.run[1].scale = 1;
+    m.run[2].scale = 1.035;
+    checked c = check(&p, &m);
+    const check_result *r = &c.result;
+    const double slow = (32 * 1.035 + 0.5) / 32.5, fast = (32 * 0.99 + 0.5) / 32.5;
+    assert_missed(r, missed, 2);
+    assert_near(r->rule[0].tau, -1);
+    assert_near(r->rule[0].regret, slow - 1);
+    /* pairs ab, ac, bc: log of what was said less that of what was measured */
+    assert_near(r->pair[0].error, log(1 / slow));
+    assert_near(r->pair[1].error, log(1 / fast) - log(1 / slow));
+    assert_near(r->pair[2].error, log(slow / fast) - log(1 / slow));
+    assert_false(r->pair[0].apart);
+    assert_true(r->pair[1].apart && !r->pair[1].agrees);
+    /* Equal imbalance says nothing: no pair for or against, error 0, log(slow), log(slow). */
+    assert_near(r->rule[1].tau, 0);
+    assert_near(r->rule[1].log_error, 2 * log(slow) / 3);
+    done(&c);
+}
+
+/* The rules that know little, where they are right. */
+static void simple_rules(void **state) {
+    made p = plain;
+    p.run[0].imbalance = 1, p.run[1].imbalance = 1.2, p.run[2].imbalance = 1.1;
+    p.run[0].most = 3, p.run[1].most = 2, p.run[2].most = 1;
+    p.run[1].bytes = 1000000;
+    made m = measurement_of(&p);
+    checked c = check(&p, &m);
+    assert_near(c.result.rule[1].tau, 1);
+    assert_near(c.result.rule[2].tau, (-1 - 1 + 1) / 3.0);
+    assert_near(c.result.rule[2].regret, 35.7 / 32.5 - 1); /* it would take c */
+    /* 2000 pairs x 64 x 32 x 18 FLOPs at 1e12 a second, a megabyte at 1e9 */
+    assert_near(c.result.rule[3].value[0], 73.728e-6);
+    assert_near(c.result.rule[3].value[1], 1073.728e-6);
+    done(&c);
+}
+
+static void noisy(void **state) {
+    static const char *const missed[] = {"noise"};
+    made m = measurement_of(&plain);
+    m.runs = 4;
+    m.run[3] = m.run[0];
+    m.run[3].scale = 1.02; /* 33.14 / 32.5 */
+    checked c = check(&plain, &m);
+    assert_missed(&c.result, missed, 1);
+    assert_true(c.result.noisy && c.result.policy[0].repeated && !c.result.policy[1].repeated);
+    /* the median of ratios of the middle two steps: (30.6 + .5) / 30.5 and (34.68 + .5) / 34.5 */
+    assert_near(c.result.policy[0].noise, 1 - 2 / (31.1 / 30.5 + 35.18 / 34.5));
+    assert_int_equal(c.result.policy[0].records, 32);
+    assert_true(strstr(c.result.verdict, "machine too noisy") == c.result.verdict);
+    done(&c);
+    m = measurement_of(&plain);
+    m.run[2].second_half = 1.016;
+    c = check(&plain, &m);
+    assert_missed(&c.result, missed, 1);
+    assert_near(c.result.noise, 1 - 1 / 1.016);
+    done(&c);
+    m.run[2].second_half = 1.014;
+    c = check(&plain, &m);
+    assert_missed(&c.result, NULL, 0);
+    done(&c);
+}
+
+static void memory_off(void **state) {
+    static const char *const missed[] = {"peak memory"};
+    made p = plain, m = measurement_of(&plain);
+    p.run[2].peak = 1015;
+    p.run[2].buffers = 600;
+    checked c = check(&p, &m);
+    assert_missed(&c.result, missed, 1);
+    assert_near(c.result.policy[2].peak.error, 0.015);
+    assert_near(c.result.policy[2].memory[MZ_MEM_TOKEN_BUFFERS].error, 0.2);
+    done(&c);
+    p.run[2].peak = 1009;
+    c = check(&p, &m);
+    assert_missed(&c.result, NULL, 0);
+    done(&c);
+}
+
+static void few_records(void **state) {
+    static const char *const missed[] = {"at least 15"};
+    made m = measurement_of(&plain);
+    m.passes = 7;
+    checked c = check(&plain, &m);
+    assert_missed(&c.result, missed, 1);
+    assert_true(isnan(c.result.policy[0].low));
+    done(&c);
+}
+
+static void not_fixed_before(void **state) {
+    static const char *const missed[] = {"the prediction was fixed"};
+    const made m = measurement_of(&plain);
+    mz_err err;
+    mz_result_file p = make(&plain), q = make(&m);
+    check_result r;
+    name(&q, "sha256:other");
+    assert_ok(check_files(&p, &q, &r, &err), &err);
+    assert_missed(&r, missed, 1);
+    assert_string_equal(r.target[8].found, "prediction was not fixed before the replay");
+    check_free(&r);
+    mz_result_file_free(&p);
+    mz_result_file_free(&q);
+}
+
+static void refuse(mz_result_file *p, mz_result_file *q, const char *said) {
+    mz_err err;
+    check_result r;
+    assert_int_equal(check_files(p, q, &r, &err), MZ_EINPUT);
+    if (!strstr(err.msg, said))
+        fail_msg("'%s' does not say '%s'", err.msg, said);
+}
+
+static void other_files(void **state) {
+    const made m = measurement_of(&plain);
+    static const struct {
+        const char *object, *key, *said;
+    } change[] = {{"trace", "digest", "trace.digest"},
+                  {"model", "hidden", "model.hidden"},
+                  {"settings", "seed", "settings.seed"}};
+    for (int i = 0; i < 3; i++) {
+        mz_result_file p = make(&plain), q = make(&m);
+        json_object_set_new(json_object_get(q.root, change[i].object), change[i].key,
+                            json_integer(96));
+        refuse(&p, &q, change[i].said);
+        mz_result_file_free(&p);
+        mz_result_file_free(&q);
+    }
+    made fewer = m, more = plain, whole = plain;
+    fewer.runs = 2;
+    more.run[1].policy = "d";
+    whole.kind = "simulation";
+    mz_result_file p = make(&plain), q = make(&m), two = make(&fewer), d = make(&more),
+                   other = make(&whole);
+    refuse(&p, &two, "policy c is in the prediction alone");
+    refuse(&d, &q, "policy d is in the prediction alone");
+    refuse(&q, &p, "first file is a measurement");
+    refuse(&p, &d, "second file is a prediction");
+    refuse(&other, &q, "pass what mizan sim --scope layers wrote");
+    q.run[0].ordinal[3] = 2;
+    refuse(&p, &q, "step 2 of a was measured and not predicted");
+    q.run[0].ordinal[3] = 1;
+    q.run[2].layers = 3;
+    refuse(&p, &q, "1 layers and 2 ranks");
+    q.run[2].detail_s = NULL;
+    refuse(&p, &q, "--json --detail");
+    mz_result_file *all[] = {&p, &q, &two, &d, &other};
+    for (int i = 0; i < 5; i++)
+        mz_result_file_free(all[i]);
+}
+
+/* Binomial tables: 15: 4th and 12th; 16: 4th and 13th; 20: 6th and 15th; 100: 40th and 61st. */
+static void intervals(void **state) {
+    static const int64_t known[][3] = {{15, 4, 12}, {16, 4, 13}, {20, 6, 15}, {100, 40, 61}};
+    int64_t low, high;
+    assert_false(check_interval(14, &low, &high));
+    for (int i = 0; i < 4; i++) {
+        assert_true(check_interval(known[i][0], &low, &high));
+        assert_int_equal(low, known[i][1]);
+        assert_int_equal(high, known[i][2]);
+    }
+    assert_true(check_interval(100000, &low, &high));
+    assert_int_equal(low + high, 100001);
+    assert_true(labs(low - 49690) <= 1); /* 50000 - 1.96 * sqrt(100000) / 2 */
+    double odd[] = {3, 1, 2}, even[] = {4, 1, 3, 2};
+    assert_true(check_median(odd, 3) == 2 && check_median(even, 4) == 2.5);
+    /* Records 1 .. 16 of one step: the median 8.5, from the 4th to the 13th. */
+    made p = plain, m = measurement_of(&plain);
+    mz_err err;
+    mz_result_file f = make(&p), g = make(&m);
+    for (int64_t i = 0; i < 16; i++) {
+        g.run[0].ordinal[i] = 0;
+        g.run[0].step_s[i] = (double)((i * 7) % 16 + 1);
+    }
+    check_result r;
+    name(&g, f.digest);
+    assert_ok(check_files(&f, &g, &r, &err), &err);
+    assert_near(r.policy[0].step.measured, 8.5);
+    assert_near(r.policy[0].step.predicted, 30.5e-3);
+    assert_near(r.policy[0].low, 4);
+    assert_near(r.policy[0].high, 13);
+    check_free(&r);
+    mz_result_file_free(&f);
+    mz_result_file_free(&g);
+}
+
+static void tags(void **state) {
+    made m = measurement_of(&plain);
+    checked c = check(&plain, &m);
+    assert_true(check_validated(&c.result, MZ_PHASE_EXPERTS));
+    assert_false(check_validated(&c.result, MZ_PHASE_DISPATCH));
+    assert_false(check_validated(&c.result, MZ_PHASE_LAUNCH_WAIT));
+    done(&c);
+    m.transport = "mpi";
+    made p = plain;
+    c = check(&p, &m);
+    assert_true(check_validated(&c.result, MZ_PHASE_DISPATCH));
+    assert_false(check_validated(&c.result, MZ_PHASE_LAUNCH_WAIT));
+    done(&c);
+}
+
+/* A file against itself: no error, whatever it holds. */
+static void itself(void **state) {
+    mz_err err;
+    for (uint64_t seed = 0; seed < 60; seed++) {
+        mz_rng rng = mz_rng_make(seed, 7);
+        static const char *const names[MOST] = {"a", "b<&>", "c", "d", "e", "f"};
+        made m = {.kind = seed % 2 ? "measurement" : "prediction",
+                  .passes = 1 + (int64_t)mz_rng_below(&rng, 9),
+                  .runs = 1 + (int)mz_rng_below(&rng, MOST)};
+        for (int i = 0; i < m.runs; i++)
+            m.run[i] = (made_run){.policy = names[i],
+                                  .scale = mz_rng_uniform(&rng),
+                                  .dispatch = mz_rng_uniform(&rng) * 3,
+                                  .peak = (int64_t)mz_rng_below(&rng, 1000),
+                                  .buffers = (int64_t)mz_rng_below(&rng, 1000),
+                                  .imbalance = 1 + mz_rng_uniform(&rng),
+                                  .most = 2 + mz_rng_uniform(&rng)};
+        mz_result_file x = make(&m), y = make(&m);
+        check_result r;
+        assert_ok(check_files(&x, &y, &r, &err), &err);
+        assert_missed(&r, NULL, 0);
+        for (int i = 0; i < r.policies; i++) {
+            assert_true(r.policy[i].step.error == 0);
+            for (int k = 0; k < MZ_PHASES; k++)
+                assert_true(r.policy[i].phase[k].error == 0);
+        }
+        check_free(&r);
+        mz_result_file_free(&x);
+        mz_result_file_free(&y);
+    }
+}
+
+/* The page stands alone and shows every number's table; text, page and JSON are written whole. */
+static void output(void **state) {
+    made p = plain;
+    p.run[1].policy = "b<&>";
+    mz_err err;
+    const made m = measurement_of(&p);
+    mz_result_file f = make(&p), g = make(&m);
+    check_result r;
+    name(&g, f.digest);
+    assert_ok(check_files(&f, &g, &r, &err), &err);
+    char *page = NULL, *text = NULL;
+    size_t size;
+    FILE *out = open_memstream(&page, &size);
+    check_html(&r, "p<1>.h5", "m.h5", out);
+    fclose(out);
+    assert_null(strstr(page, "http"));
+    assert_null(strstr(page, "<script"));
+    assert_null(strstr(page, "b<&>"));
+    assert_non_null(strstr(page, "b&lt;&amp;&gt;"));
+    assert_non_null(strstr(page, "p&lt;1&gt;.h5"));
+    assert_non_null(strstr(page, "</html>"));
+    int svgs = 0;
+    for (const char *at = page; (at = strstr(at, "<svg")); at++)
+        svgs++;
+    assert_int_equal(svgs, 1 + 2 * 3);
+    out = open_memstream(&text, &size);
+    check_print(&r, out);
+    fclose(out);
+    assert_string_equal(text + strlen(text) - strlen("pass: all 9 targets are met\n"),
+                        "pass: all 9 targets are met\n");
+    json_t *json = check_json(&r);
+    assert_non_null(json);
+    assert_int_equal(json_array_size(json_object_get(json, "policies")), 3);
+    assert_true(json_is_true(json_object_get(json, "passed")));
+    json_decref(json);
+    free(page);
+    free(text);
+    check_free(&r);
+    mz_result_file_free(&f);
+    mz_result_file_free(&g);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(perfect),       cmocka_unit_test(one_phase_off),
+        cmocka_unit_test(order_swapped), cmocka_unit_test(simple_rules),
+        cmocka_unit_test(noisy),         cmocka_unit_test(memory_off),
+        cmocka_unit_test(few_records),   cmocka_unit_test(not_fixed_before),
+        cmocka_unit_test(other_files),   cmocka_unit_test(intervals),
+        cmocka_unit_test(tags),          cmocka_unit_test(itself),
+        cmocka_unit_test(output),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
