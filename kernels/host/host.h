@@ -25,29 +25,46 @@ void mz_pool_range(mz_pool *pool, mz_range range, void *argument, int64_t n, int
 /* ---- simd.c: inner loops, one table per instruction set
  * ------------------------------------------- Every loop sums in the same order in all of them (16
  * partial sums by column modulo 16, then pairwise), and nothing is contracted, so the tables give
- * the same bits. Buffers may have any alignment. n: values; widen and narrow convert bf16 rows. */
+ * the same bits. Buffers may have any alignment. n: values; widen and narrow convert bf16 rows.
+ *
+ * `stream`: the row written is not read soon; where it consists of whole cache lines it goes past
+ * the caches, and `settle` must follow on the same thread. `next`: the row that will be read after
+ * this one, or this one again. */
+enum { MZ_STREAM_BYTES = 16 << 20 }; /* results from here on find no room in the caches */
+typedef struct mz_row_sum {          /* to = from + sum over k of factor[k] row[k] */
+    mz_dtype type;                   /* of the rows */
+    mz_dtype from_type, to_type;
+    void *to;
+    const void *from;       /* may be `to`; NULL: 0 */
+    const void *const *row; /* [rows] */
+    const float *factor;    /* [rows] */
+    int64_t rows;
+    const void *const *next; /* [next_rows] that will be read after these */
+    int64_t next_rows, n;
+    bool stream;
+} mz_row_sum;
+typedef struct mz_swiglu_row {
+    void *du, *dv, *h; /* h may be NULL; du and dv may be u and v */
+    const void *u, *v, *dh;
+    float factor; /* of dh */
+    int64_t n;
+} mz_swiglu_row;
 typedef struct mz_simd {
     const char *name;
     void (*widen)(float *to, const uint16_t *from, int64_t n);
     void (*narrow)(uint16_t *to, const float *from, int64_t n);
-    float (*norm2_f32)(const float *x, int64_t n);
-    float (*norm2_bf16)(const uint16_t *x, int64_t n);
-    float (*dot_f32)(const float *a, const float *b, int64_t n);
-    float (*dot_bf16)(const uint16_t *a, const uint16_t *b, int64_t n);
-    void (*scale_f32)(float *to, const float *from, float factor, int64_t n);
-    void (*scale_bf16)(uint16_t *to, const uint16_t *from, float factor, int64_t n);
-    /* sum += factor * row */
-    void (*add_f32)(float *sum, const float *row, float factor, int64_t n);
-    void (*add_bf16)(float *sum, const uint16_t *row, float factor, int64_t n);
+    float (*norm2)(mz_dtype type, const void *x, int64_t n);
+    float (*dot)(mz_dtype type, const void *a, const void *b, int64_t n);
+    void (*copy)(void *to, const void *from, const void *next, size_t bytes,
+                 bool stream); /* from NULL: zeros */
+    void (*scale)(mz_dtype type, void *to, const void *from, const void *next, float factor,
+                  int64_t n, bool stream);
+    void (*combine)(const mz_row_sum *sum);
     /* h = silu(u) v; returns ||h||^2 of h as stored. */
-    float (*swiglu_f32)(float *h, const float *u, const float *v, int64_t n);
-    float (*swiglu_bf16)(uint16_t *h, const uint16_t *u, const uint16_t *v, int64_t n);
-    /* du, dv of dh * factor; h (may be NULL) again; returns <dh, h> before the factor. du and dv
-     * may be u and v. */
-    float (*swiglu_back_f32)(float *du, float *dv, float *h, const float *u, const float *v,
-                             const float *dh, float factor, int64_t n);
-    float (*swiglu_back_bf16)(uint16_t *du, uint16_t *dv, uint16_t *h, const uint16_t *u,
-                              const uint16_t *v, const uint16_t *dh, float factor, int64_t n);
+    float (*swiglu)(mz_dtype type, void *h, const void *u, const void *v, int64_t n, bool stream);
+    /* du, dv of dh * factor, h again; returns <dh, h> before the factor. */
+    float (*swiglu_back)(const mz_swiglu_row *row, mz_dtype type, bool stream);
+    void (*settle)(void);
 } mz_simd;
 extern const mz_simd mz_simd_base, mz_simd_avx2, mz_simd_avx512;
 

@@ -1,11 +1,12 @@
 /* Vectors of fp32 for the files that are compiled once per instruction set, with MZ_SIMD naming it:
  * LANES values, as many as one register has. Sums are kept in 16 partial sums whatever the width,
  * by column modulo 16, so that every instruction set gives the same bits. Ends of rows that do not
- * fill a register go through a padded copy, so that they take the same arithmetic. */
+ * fill a register go through a copy padded with zeros, so that they take the same arithmetic. */
 #ifndef MIZAN_KERNELS_HOST_LANES_H
 #define MIZAN_KERNELS_HOST_LANES_H
 
 #include "kernels/arithmetic.h"
+#include "kernels/kernels.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -79,13 +80,18 @@ INLINE void store_upper(uint16_t *p, bits v) {
                      _mm256_castsi256_si128(_mm256_permute4x64_epi64(both, 0x08)));
 #endif
 }
+#if defined(__AVX2__) && !defined(__AVX512F__)
+INLINE __m256i pack_upper(bits v, bits w) {
+    const __m256i both = _mm256_packus_epi32((__m256i)(v >> 16), (__m256i)(w >> 16));
+    return _mm256_permute4x64_epi64(both, 0xd8);
+}
+#endif
 INLINE void store_upper2(uint16_t *p, bits v, bits w) {
 #if defined(__AVX512F__) || !defined(__x86_64__)
     store_upper(p, v);
     store_upper(p + LANES, w);
 #elif defined(__AVX2__)
-    const __m256i both = _mm256_packus_epi32((__m256i)(v >> 16), (__m256i)(w >> 16));
-    _mm256_storeu_si256((__m256i *)(void *)p, _mm256_permute4x64_epi64(both, 0xd8));
+    _mm256_storeu_si256((__m256i *)(void *)p, pack_upper(v, w));
 #else
     const __m128i both = _mm_packs_epi32((__m128i)((ints)v >> 16), (__m128i)((ints)w >> 16));
     _mm_storeu_si128((__m128i *)(void *)p, both);
@@ -103,8 +109,8 @@ INLINE bits round_bf16(lanes v) {
     return u + ((0x7fffu + (u >> 16 & 1u)) & ~nan);
 }
 /* As mz_to_bf16, any NaN becoming a quiet one. */
-INLINE void store_bf16(uint16_t *p, lanes v) {
-    store_upper(p, round_bf16(v) | (0x400000u & (bits)(v != v)));
+INLINE bits round_any(lanes v) {
+    return round_bf16(v) | (0x400000u & (bits)(v != v));
 }
 
 /* A row's last lanes, the missing ones zero. */
@@ -128,40 +134,141 @@ INLINE void store_some_upper(uint16_t *p, bits v, int64_t n) {
     store_upper(padded, v);
     memcpy(p, padded, sizeof *p * (size_t)n);
 }
-INLINE void store_some_bf16(uint16_t *p, lanes v, int64_t n) {
-    uint16_t padded[LANES];
-    store_bf16(padded, v);
-    memcpy(p, padded, sizeof *p * (size_t)n);
+/* Columns [i, i + n) of a row, at most LANES. */
+INLINE lanes load(mz_dtype type, const void *p, int64_t i, int64_t n) {
+    if (type == MZ_BF16) {
+        const uint16_t *h = (const uint16_t *)p + i;
+        return n >= LANES ? load_bf16(h) : load_some_bf16(h, n);
+    }
+    const float *f = (const float *)p + i;
+    return n >= LANES ? load_f32(f) : load_some_f32(f, n);
+}
+INLINE void store(float *p, int64_t i, lanes v, int64_t n) {
+    if (n >= LANES)
+        store_f32(p + i, v);
+    else
+        store_some_f32(p + i, v, n);
 }
 
-/* ---- 16 partial sums ----------------------------------------------------------------------------
- * In registers while whole rounds of 16 columns last (sums), then in memory for the end of the row
- * (tail): column i adds to partial sum i % 16. */
+/* ---- 16 columns ---------------------------------------------------------------------------------
+ * As many as there are partial sums: column i adds to partial sum i % 16. */
 typedef struct sums {
     lanes part[PER_SUM];
 } sums;
-typedef struct tail {
-    float part[SUMS];
-} tail;
-INLINE tail tail_of(const sums *s) {
-    tail t;
-    for (int i = 0; i < PER_SUM; i++)
-        store_f32(t.part + i * LANES, s->part[i]);
-    return t;
+
+/* Columns [i, i + n) of a row, n <= 16, the others zero. */
+INLINE sums load16(mz_dtype type, const void *p, int64_t i, int64_t n) {
+    sums v;
+    char padded[SUMS * sizeof(float)] = {0};
+    const size_t size = type == MZ_BF16 ? 2 : 4;
+    const char *from = (const char *)p + (size_t)i * size;
+    if (n < SUMS)
+        from = memcpy(padded, from, size * (size_t)n);
+    for (int s = 0; s < PER_SUM; s++)
+        v.part[s] = load(type, from, s * LANES, LANES);
+    return v;
 }
-/* The first n lanes of v, columns i and on. */
-INLINE void tail_add(tail *t, int64_t i, lanes v, int64_t n) {
-    float value[LANES];
-    store_f32(value, v);
-    for (int64_t l = 0; l < LANES && l < n; l++)
-        t->part[(i + l) % SUMS] += value[l];
+
+/* What is stored of v; of bf16 the bits as well. */
+typedef struct rounded {
+    bits upper[PER_SUM];
+    sums value;
+} rounded;
+INLINE rounded round16(mz_dtype type, sums v) {
+    rounded r = {.value = v};
+    for (int s = 0; s < PER_SUM && type == MZ_BF16; s++) {
+        r.upper[s] = round_bf16(v.part[s]);
+        r.value.part[s] = (lanes)(r.upper[s] & 0xffff0000u);
+    }
+    return r;
 }
+
+/* How a row is written: `STREAM` past the caches, where nobody reads it soon. */
+typedef enum mz_way { CACHED, STREAM } mz_way;
+
+INLINE void put16_f32(float *p, sums v, mz_way way) {
+    for (int s = 0; s < PER_SUM; s++) {
+#if defined(__AVX512F__)
+        if (way == STREAM) {
+            _mm512_stream_ps(p + s * LANES, (__m512)v.part[s]);
+            continue;
+        }
+#elif defined(__AVX2__)
+        if (way == STREAM) {
+            _mm256_stream_ps(p + s * LANES, (__m256)v.part[s]);
+            continue;
+        }
+#endif
+        store_f32(p + s * LANES, v.part[s]);
+    }
+}
+INLINE void put16_bf16(uint16_t *p, rounded r, mz_way way) {
+#if defined(__AVX512F__)
+    if (way == STREAM) {
+        _mm256_stream_si256((__m256i *)(void *)p,
+                            _mm512_cvtepi32_epi16((__m512i)(r.upper[0] >> 16)));
+        return;
+    }
+    store_upper(p, r.upper[0]);
+#elif defined(__AVX2__)
+    if (way == STREAM)
+        _mm256_stream_si256((__m256i *)(void *)p, pack_upper(r.upper[0], r.upper[1]));
+    else
+        store_upper2(p, r.upper[0], r.upper[1]);
+#else
+    for (int s = 0; s < PER_SUM; s += 2)
+        store_upper2(p + s * LANES, r.upper[s], r.upper[s + 1]);
+#endif
+}
+
+/* Writes columns [i, i + n) of a row, n <= 16; fewer are never streamed. */
+INLINE void store16(mz_dtype type, void *p, int64_t i, rounded r, int64_t n, mz_way way) {
+    char padded[SUMS * sizeof(float)];
+    const size_t size = type == MZ_BF16 ? 2 : 4;
+    char *row = (char *)p + (size_t)i * size, *to = n < SUMS ? padded : row;
+    way = n < SUMS ? CACHED : way;
+    if (type == MZ_BF16)
+        put16_bf16((uint16_t *)(void *)to, r, way);
+    else
+        put16_f32((float *)(void *)to, r.value, way);
+    if (n < SUMS)
+        memcpy(row, padded, size * (size_t)n);
+}
+
 /* Halves are added until one sum is left. */
-INLINE float tail_sum(const tail *t) {
+INLINE float total(const sums *s) {
     quad q[SUMS / 4];
-    memcpy(q, t->part, sizeof q);
+    memcpy(q, s->part, sizeof q);
     q[0] = (q[0] + q[2]) + (q[1] + q[3]);
     return (q[0][0] + q[0][2]) + (q[0][1] + q[0][3]);
+}
+
+/* The larger or smaller of both; b where either is NaN. */
+#if defined(__AVX512F__)
+#define LANES_OF(op, a, b) ((lanes)_mm512_##op##_ps((__m512)(a), (__m512)(b)))
+#elif defined(__AVX2__)
+#define LANES_OF(op, a, b) ((lanes)_mm256_##op##_ps((__m256)(a), (__m256)(b)))
+#elif defined(__x86_64__)
+#define LANES_OF(op, a, b) ((lanes)_mm_##op##_ps((__m128)(a), (__m128)(b)))
+#endif
+INLINE lanes larger(lanes a, lanes b) {
+#if defined(LANES_OF)
+    return LANES_OF(max, a, b);
+#else
+    const ints yes = a > b;
+    return (lanes)(((ints)a & yes) | ((ints)b & ~yes));
+#endif
+}
+INLINE lanes smaller(lanes a, lanes b) {
+#if defined(LANES_OF)
+    return LANES_OF(min, a, b);
+#else
+    const ints yes = a < b;
+    return (lanes)(((ints)a & yes) | ((ints)b & ~yes));
+#endif
+}
+INLINE lanes all_lanes(float x) {
+    return (lanes){0} + x;
 }
 
 INLINE lanes root_of(lanes x) {
@@ -179,30 +286,31 @@ INLINE lanes root_of(lanes x) {
 #endif
 }
 
-/* e^x to about one unit in the last place for x in [-87.3, 88.3], where the result and the power of
- * two in it are normal numbers; 0 below, infinity above. Cody and Waite's reduction, then the
- * series of degree 7 on [-ln 2 / 2, ln 2 / 2]. */
-INLINE lanes exp_of(lanes x) {
-    const ints over = x > 88.3f, under = x < -87.3f, nan = x != x;
-    const lanes shift = (x * 1.44269504f + 12582912.0f) - 12582912.0f; /* nearest whole number */
-    const lanes r = (x - shift * 0.693359375f) + shift * 2.12194440e-4f;
-    lanes y = 1.0f / 5040 + 0 * r;
-    y = y * r + 1.0f / 720;
-    y = y * r + 1.0f / 120;
-    y = y * r + 1.0f / 24;
-    y = y * r + 1.0f / 6;
-    y = y * r + 0.5f;
-    y = y * r + 1.0f;
-    y = y * r + 1.0f;
-    const ints clear = over | under | nan;
-    const lanes whole = (lanes)((ints)shift & ~clear); /* no conversion of what does not fit */
-    const ints power = (__builtin_convertvector(whole, ints) + 127) << 23;
-    const lanes value = y * (lanes)power;
-    return (lanes)(((bits)value & ~(bits)clear) | (0x7f800000u & (bits)over) |
-                   ((bits)x & (bits)nan));
+/* 1 / (1 + e^-x). Beyond +-87 as at +-87: there it is 1, or 1e-38 and what it is multiplied with
+ * vanishes. Of NaN any number: what it is multiplied with is NaN itself.
+ *
+ * Exact to about 2 units in the last place: Cody and Waite's reduction, then the polynomial of
+ * least relative error (2e-9) on [-ln 2 / 2, ln 2 / 2]. */
+INLINE lanes sigmoid_f32(lanes x) {
+    const lanes y = larger(smaller(-x, all_lanes(87.0f)), all_lanes(-87.0f));
+    const lanes n = y * 1.44269504f + 12582912.0f; /* the nearest whole number, in the low bits */
+    const lanes whole = n - 12582912.0f;
+    const lanes r = (y - whole * 0.693359375f) + whole * 2.12194440e-4f, r2 = r * r;
+    const lanes high = 0.0083748158f + r * 0.0013836846f;
+    const lanes middle = 0.16666420f + r * 0.041668225f;
+    const lanes e = (1.0f + r) + r2 * ((0.49999991f + r * middle) + (r2 * r) * high);
+    return 1.0f / (1.0f + (lanes)((bits)e + ((bits)n << 23)));
 }
-INLINE lanes sigmoid_of(lanes x) {
-    return 1.0f / (1.0f + exp_of(-x));
+
+/* The same to 1e-5 of itself, a hundredth of what rounding to bf16 does: the power of two, by the
+ * polynomial of least relative error (2.6e-6) on [-1/2, 1/2]. */
+INLINE lanes sigmoid_bf16(lanes x) {
+    const lanes y = larger(smaller(x * -1.44269504f, all_lanes(126.0f)), all_lanes(-126.0f));
+    const lanes n = y + 12582912.0f;
+    const lanes f = y - (n - 12582912.0f), f2 = f * f;
+    const lanes high = (0.24024744f + f * 0.055917859f) + f2 * 0.0095701013f;
+    const lanes e = (0.99999928f + f * 0.69312179f) + f2 * high;
+    return 1.0f / (1.0f + (lanes)((bits)e + ((bits)n << 23)));
 }
 
 #endif

@@ -247,8 +247,7 @@ static void up_rows_of(const up_tiling *u, int64_t first, int64_t rows, void *ga
         const void *gate = at(gate_up, a->type, 2 * i * n);
         const void *up = at(gate_up, a->type, (2 * i + 1) * n);
         void *h = at_out(a->h, a->type, (first + i) * n);
-        const float norm2 = a->type == MZ_BF16 ? simd->swiglu_bf16(h, gate, up, n)
-                                               : simd->swiglu_f32(h, gate, up, n);
+        const float norm2 = simd->swiglu(a->type, h, gate, up, n, false);
         if (a->norm2)
             a->norm2[first + i] = norm2;
     }

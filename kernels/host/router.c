@@ -434,22 +434,18 @@ typedef struct gates {
 
 static void norms_range(void *argument, int64_t first, int64_t end) {
     const gates *g = argument;
+    const int64_t bytes = g->r * (g->type == MZ_BF16 ? 2 : 4);
     for (int64_t i = first; i < end; i++)
-        g->out[i] =
-            sqrtf(g->type == MZ_BF16 ? g->simd->norm2_bf16((const uint16_t *)g->z + i * g->r, g->r)
-                                     : g->simd->norm2_f32((const float *)g->z + i * g->r, g->r));
+        g->out[i] = sqrtf(g->simd->norm2(g->type, (const char *)g->z + i * bytes, g->r));
 }
 
 static void norms_back_range(void *argument, int64_t first, int64_t end) {
     const gates *g = argument;
+    const int64_t bytes = g->r * (g->type == MZ_BF16 ? 2 : 4);
     for (int64_t i = first; i < end; i++) {
         const float factor = g->dnorm[i] / (g->norm[i] > 1e-20f ? g->norm[i] : 1e-20f);
-        if (g->type == MZ_BF16)
-            g->simd->scale_bf16((uint16_t *)g->dz + i * g->r, (const uint16_t *)g->z + i * g->r,
-                                factor, g->r);
-        else
-            g->simd->scale_f32((float *)g->dz + i * g->r, (const float *)g->z + i * g->r, factor,
-                               g->r);
+        const char *z = (const char *)g->z + i * bytes;
+        g->simd->scale(g->type, (char *)g->dz + i * bytes, z, z, factor, g->r, false);
     }
 }
 

@@ -1,6 +1,10 @@
-/* Inner loops on rows, compiled once per instruction set with MZ_SIMD naming the table. */
+/* Inner loops on rows, compiled once per instruction set with MZ_SIMD naming the table. Each loop
+ * is written once, with its choices as constants, and compiled for each of them. */
 #include "kernels/host/host.h"
 #include "kernels/host/lanes.h"
+
+/* ---- conversion ---------------------------------------------------------------------------------
+ */
 
 static void widen(float *to, const uint16_t *from, int64_t n) {
     int64_t i = 0;
@@ -12,121 +16,261 @@ static void widen(float *to, const uint16_t *from, int64_t n) {
 
 static void narrow(uint16_t *to, const float *from, int64_t n) {
     int64_t i = 0;
-    for (; i + LANES <= n; i += LANES)
-        store_bf16(to + i, load_f32(from + i));
+    for (; i + 2 * LANES <= n; i += 2 * LANES)
+        store_upper2(to + i, round_any(load_f32(from + i)), round_any(load_f32(from + i + LANES)));
+    for (; i < n; i += LANES) {
+        const int64_t some = n - i < LANES ? n - i : LANES;
+        store_some_upper(to + i, round_any(load_some_f32(from + i, some)), some);
+    }
+}
+
+/* ---- sums ---------------------------------------------------------------------------------------
+ */
+
+INLINE void add_products(sums *sum, sums a, sums b) {
+    for (int s = 0; s < PER_SUM; s++)
+        sum->part[s] += a.part[s] * b.part[s];
+}
+
+INLINE float dot_of(mz_dtype type, const void *a, const void *b, int64_t n) {
+    sums sum = {0};
+    int64_t i = 0;
+    for (; i + SUMS <= n; i += SUMS)
+        add_products(&sum, load16(type, a, i, SUMS), load16(type, b, i, SUMS));
     if (i < n)
-        store_some_bf16(to + i, load_some_f32(from + i, n - i), n - i);
+        add_products(&sum, load16(type, a, i, n - i), load16(type, b, i, n - i));
+    return total(&sum);
 }
 
-/* The loops below exist for both storage types; `kind` is f32 or bf16. LOAD reads what there is. */
-#define LOAD(kind, p, n) ((n) >= LANES ? load_##kind(p) : load_some_##kind(p, n))
-#define STORE(kind, p, v, n) ((n) >= LANES ? store_##kind(p, v) : store_some_##kind(p, v, n))
+static float dot(mz_dtype type, const void *a, const void *b, int64_t n) {
+    return type == MZ_BF16 ? dot_of(MZ_BF16, a, b, n) : dot_of(MZ_F32, a, b, n);
+}
 
-#define LOOPS(kind, type)                                                                          \
-    static float dot_##kind(const type *a, const type *b, int64_t n) {                             \
-        sums sum = {0};                                                                            \
-        int64_t i = 0;                                                                             \
-        for (; i + SUMS <= n; i += SUMS)                                                           \
-            for (int s = 0; s < PER_SUM; s++)                                                      \
-                sum.part[s] += load_##kind(a + i + s * LANES) * load_##kind(b + i + s * LANES);    \
-        tail t = tail_of(&sum);                                                                    \
-        for (; i < n; i += LANES)                                                                  \
-            tail_add(&t, i, LOAD(kind, a + i, n - i) * LOAD(kind, b + i, n - i), n - i);           \
-        return tail_sum(&t);                                                                       \
-    }                                                                                              \
-    static float norm2_##kind(const type *x, int64_t n) {                                          \
-        return dot_##kind(x, x, n);                                                                \
-    }                                                                                              \
-    static void scale_##kind(type *to, const type *from, float factor, int64_t n) {                \
-        for (int64_t i = 0; i < n; i += LANES)                                                     \
-            STORE(kind, to + i, LOAD(kind, from + i, n - i) * factor, n - i);                      \
-    }                                                                                              \
-    static void add_##kind(float *sum, const type *row, float factor, int64_t n) {                 \
-        for (int64_t i = 0; i < n; i += LANES)                                                     \
-            STORE(f32, sum + i, LOAD(f32, sum + i, n - i) + LOAD(kind, row + i, n - i) * factor,   \
-                  n - i);                                                                          \
+INLINE float norm2_of(mz_dtype type, const void *x, int64_t n) {
+    sums sum = {0};
+    int64_t i = 0;
+    for (; i + SUMS <= n; i += SUMS) {
+        const sums v = load16(type, x, i, SUMS);
+        add_products(&sum, v, v);
     }
-
-LOOPS(f32, float)
-LOOPS(bf16, uint16_t)
-
-INLINE lanes gated(lanes u, lanes v) {
-    return u * sigmoid_of(u) * v;
-}
-
-typedef struct gated_back {
-    lanes du, dv, h;
-} gated_back;
-
-INLINE gated_back back_of(lanes u, lanes v, lanes dh) {
-    const lanes s = sigmoid_of(u), silu = u * s;
-    return (gated_back){dh * v * (s * (1.0f + u * (1.0f - s))), dh * silu, silu * v};
-}
-
-/* `_one` takes up to LANES columns and returns what they add to the sum. h is summed as stored. */
-#define SWIGLU(kind, type)                                                                         \
-    INLINE lanes swiglu_one_##kind(type *h, const type *u, const type *v, int64_t n) {             \
-        STORE(kind, h, gated(LOAD(kind, u, n), LOAD(kind, v, n)), n);                              \
-        const lanes y = LOAD(kind, h, n);                                                          \
-        return y * y;                                                                              \
-    }                                                                                              \
-    static float swiglu_##kind(type *h, const type *u, const type *v, int64_t n) {                 \
-        sums sum = {0};                                                                            \
-        int64_t i = 0;                                                                             \
-        for (; i + SUMS <= n; i += SUMS)                                                           \
-            for (int s = 0; s < PER_SUM; s++) {                                                    \
-                const int64_t j = i + s * LANES;                                                   \
-                sum.part[s] += swiglu_one_##kind(h + j, u + j, v + j, LANES);                      \
-            }                                                                                      \
-        tail t = tail_of(&sum);                                                                    \
-        for (; i < n; i += LANES)                                                                  \
-            tail_add(&t, i, swiglu_one_##kind(h + i, u + i, v + i, n - i), n - i);                 \
-        return tail_sum(&t);                                                                       \
-    }                                                                                              \
-    INLINE lanes swiglu_back_one_##kind(type *du, type *dv, type *h, const type *u, const type *v, \
-                                        const type *dh, float factor, int64_t n) {                 \
-        const lanes d = LOAD(kind, dh, n);                                                         \
-        const gated_back g = back_of(LOAD(kind, u, n), LOAD(kind, v, n), d * factor);              \
-        STORE(kind, du, g.du, n);                                                                  \
-        STORE(kind, dv, g.dv, n);                                                                  \
-        if (h)                                                                                     \
-            STORE(kind, h, g.h, n);                                                                \
-        return d * g.h;                                                                            \
-    }                                                                                              \
-    static float swiglu_back_##kind(type *du, type *dv, type *h, const type *u, const type *v,     \
-                                    const type *dh, float factor, int64_t n) {                     \
-        sums sum = {0};                                                                            \
-        int64_t i = 0;                                                                             \
-        for (; i + SUMS <= n; i += SUMS)                                                           \
-            for (int s = 0; s < PER_SUM; s++) {                                                    \
-                const int64_t j = i + s * LANES;                                                   \
-                sum.part[s] += swiglu_back_one_##kind(du + j, dv + j, h ? h + j : NULL, u + j,     \
-                                                      v + j, dh + j, factor, LANES);               \
-            }                                                                                      \
-        tail t = tail_of(&sum);                                                                    \
-        for (; i < n; i += LANES)                                                                  \
-            tail_add(&t, i,                                                                        \
-                     swiglu_back_one_##kind(du + i, dv + i, h ? h + i : NULL, u + i, v + i,        \
-                                            dh + i, factor, n - i),                                \
-                     n - i);                                                                       \
-        return tail_sum(&t);                                                                       \
+    if (i < n) {
+        const sums v = load16(type, x, i, n - i);
+        add_products(&sum, v, v);
     }
+    return total(&sum);
+}
 
-SWIGLU(f32, float)
-SWIGLU(bf16, uint16_t)
+static float norm2(mz_dtype type, const void *x, int64_t n) {
+    return type == MZ_BF16 ? norm2_of(MZ_BF16, x, n) : norm2_of(MZ_F32, x, n);
+}
+
+/* ---- moving rows --------------------------------------------------------------------------------
+ * Rows come from anywhere: while one is read, the next one is fetched line by line. */
+
+enum { LINE = 64 };
+
+/* Streaming writes whole lines. */
+INLINE mz_way way_of(const void *to, size_t bytes, bool stream) {
+#if defined(__AVX2__)
+    return stream && (uintptr_t)to % LINE == 0 && bytes % LINE == 0 ? STREAM : CACHED;
+#else
+    (void)to, (void)bytes, (void)stream;
+    return CACHED;
+#endif
+}
+
+static void copy(void *to, const void *from, const void *next, size_t bytes, bool stream) {
+    if (way_of(to, bytes, stream) == CACHED) {
+        if (from)
+            memcpy(to, from, bytes);
+        else
+            memset(to, 0, bytes);
+        return;
+    }
+    for (size_t i = 0; i < bytes; i += LINE) {
+        __builtin_prefetch((const char *)next + i);
+        for (size_t j = i; j < i + LINE; j += SUMS * sizeof(float)) {
+            const sums zero = {0};
+            const sums v = from ? load16(MZ_F32, (const char *)from + j, 0, SUMS) : zero;
+            put16_f32((float *)(void *)((char *)to + j), v, STREAM);
+        }
+    }
+}
+
+INLINE void scale16(mz_dtype type, void *to, const void *from, float factor, int64_t i, int64_t n,
+                    mz_way way) {
+    sums v = load16(type, from, i, n);
+    for (int s = 0; s < PER_SUM; s++)
+        v.part[s] *= factor;
+    store16(type, to, i, round16(type, v), n, way);
+}
+
+INLINE void scale_of(mz_dtype type, void *to, const void *from, const void *next, float factor,
+                     int64_t n, mz_way way) {
+    const size_t size = type == MZ_BF16 ? 2 : 4;
+    int64_t i = 0;
+    for (; i + 2 * SUMS <= n; i += 2 * SUMS) {
+        __builtin_prefetch((const char *)next + (size_t)i * size);
+        scale16(type, to, from, factor, i, SUMS, way);
+        scale16(type, to, from, factor, i + SUMS, SUMS, way);
+    }
+    for (; i < n; i += SUMS)
+        scale16(type, to, from, factor, i, n - i < SUMS ? n - i : SUMS, CACHED);
+}
+
+static void scale(mz_dtype type, void *to, const void *from, const void *next, float factor,
+                  int64_t n, bool stream) {
+    const mz_way way = way_of(to, (size_t)n * (type == MZ_BF16 ? 2 : 4), stream);
+    if (type == MZ_BF16) {
+        if (way == STREAM)
+            scale_of(MZ_BF16, to, from, next, factor, n, STREAM);
+        else
+            scale_of(MZ_BF16, to, from, next, factor, n, CACHED);
+    } else if (way == STREAM) {
+        scale_of(MZ_F32, to, from, next, factor, n, STREAM);
+    } else {
+        scale_of(MZ_F32, to, from, next, factor, n, CACHED);
+    }
+}
+
+/* ---- combining rows -----------------------------------------------------------------------------
+ */
+
+/* Columns [i, i + n), n <= 16. */
+INLINE void combine16(const mz_row_sum *r, mz_dtype type, int64_t i, int64_t n, mz_way way) {
+    sums sum = {0};
+    if (r->from)
+        sum = load16(r->from_type, r->from, i, n);
+    for (int64_t k = 0; k < r->rows; k++) {
+        const sums v = load16(type, r->row[k], i, n);
+        for (int s = 0; s < PER_SUM; s++)
+            sum.part[s] += v.part[s] * r->factor[k];
+    }
+    if (r->to_type == MZ_BF16)
+        store16(MZ_BF16, r->to, i, round16(MZ_BF16, sum), n, way);
+    else
+        store16(MZ_F32, r->to, i, round16(MZ_F32, sum), n, way);
+}
+
+INLINE void combine_of(const mz_row_sum *r, mz_dtype type, mz_way way) {
+    const size_t size = type == MZ_BF16 ? 2 : 4;
+    int64_t i = 0;
+    for (; i + 2 * SUMS <= r->n; i += 2 * SUMS) {
+        for (int64_t k = 0; k < r->next_rows; k++)
+            __builtin_prefetch((const char *)r->next[k] + (size_t)i * size);
+        combine16(r, type, i, SUMS, way);
+        combine16(r, type, i + SUMS, SUMS, way);
+    }
+    for (; i < r->n; i += SUMS)
+        combine16(r, type, i, r->n - i < SUMS ? r->n - i : SUMS, CACHED);
+}
+
+static void combine(const mz_row_sum *r) {
+    const mz_way way = way_of(r->to, (size_t)r->n * (r->to_type == MZ_BF16 ? 2 : 4), r->stream);
+    if (r->type == MZ_BF16 && way == STREAM)
+        combine_of(r, MZ_BF16, STREAM);
+    else if (r->type == MZ_BF16)
+        combine_of(r, MZ_BF16, CACHED);
+    else if (way == STREAM)
+        combine_of(r, MZ_F32, STREAM);
+    else
+        combine_of(r, MZ_F32, CACHED);
+}
+
+/* ---- SwiGLU -------------------------------------------------------------------------------------
+ */
+
+INLINE lanes sigmoid_of(mz_dtype type, lanes x) {
+    return type == MZ_BF16 ? sigmoid_bf16(x) : sigmoid_f32(x);
+}
+
+/* h is summed as stored. */
+INLINE void swiglu16(sums *sum, mz_dtype type, void *h, const void *u, const void *v, int64_t i,
+                     int64_t n, mz_way way) {
+    const sums gate = load16(type, u, i, n), up = load16(type, v, i, n);
+    sums out;
+    for (int s = 0; s < PER_SUM; s++)
+        out.part[s] = gate.part[s] * sigmoid_of(type, gate.part[s]) * up.part[s];
+    const rounded stored = round16(type, out);
+    store16(type, h, i, stored, n, way);
+    add_products(sum, stored.value, stored.value);
+}
+
+INLINE float swiglu_of(mz_dtype type, void *h, const void *u, const void *v, int64_t n,
+                       mz_way way) {
+    sums sum = {0};
+    int64_t i = 0;
+    for (; i + SUMS <= n; i += SUMS)
+        swiglu16(&sum, type, h, u, v, i, SUMS, way);
+    if (i < n)
+        swiglu16(&sum, type, h, u, v, i, n - i, CACHED);
+    return total(&sum);
+}
+
+static float swiglu(mz_dtype type, void *h, const void *u, const void *v, int64_t n, bool stream) {
+    const mz_way way = way_of(h, (size_t)n * (type == MZ_BF16 ? 2 : 4), stream);
+    if (type == MZ_BF16)
+        return way == STREAM ? swiglu_of(MZ_BF16, h, u, v, n, STREAM)
+                             : swiglu_of(MZ_BF16, h, u, v, n, CACHED);
+    return way == STREAM ? swiglu_of(MZ_F32, h, u, v, n, STREAM)
+                         : swiglu_of(MZ_F32, h, u, v, n, CACHED);
+}
+
+INLINE void swiglu_back16(sums *sum, const mz_swiglu_row *r, mz_dtype type, int64_t i, int64_t n,
+                          mz_way way) {
+    const sums u = load16(type, r->u, i, n), v = load16(type, r->v, i, n);
+    const sums dh = load16(type, r->dh, i, n);
+    sums du, dv, h;
+    for (int s = 0; s < PER_SUM; s++) {
+        const lanes sigmoid = sigmoid_of(type, u.part[s]), silu = u.part[s] * sigmoid;
+        const lanes slope = sigmoid + silu * (1.0f - sigmoid), d = dh.part[s] * r->factor;
+        du.part[s] = d * v.part[s] * slope;
+        dv.part[s] = d * silu;
+        h.part[s] = silu * v.part[s];
+    }
+    store16(type, r->du, i, round16(type, du), n, way);
+    store16(type, r->dv, i, round16(type, dv), n, way);
+    if (r->h)
+        store16(type, r->h, i, round16(type, h), n, CACHED);
+    add_products(sum, dh, h);
+}
+
+INLINE float swiglu_back_of(const mz_swiglu_row row, mz_dtype type, mz_way way) {
+    const int64_t n = row.n;
+    sums sum = {0};
+    int64_t i = 0;
+    for (; i + SUMS <= n; i += SUMS)
+        swiglu_back16(&sum, &row, type, i, SUMS, way);
+    if (i < n)
+        swiglu_back16(&sum, &row, type, i, n - i, CACHED);
+    return total(&sum);
+}
+
+static float swiglu_back(const mz_swiglu_row *r, mz_dtype type, bool stream) {
+    const size_t bytes = (size_t)r->n * (type == MZ_BF16 ? 2 : 4);
+    const mz_way way =
+        way_of(r->du, bytes, stream) == STREAM ? way_of(r->dv, bytes, stream) : CACHED;
+    if (type == MZ_BF16)
+        return way == STREAM ? swiglu_back_of(*r, MZ_BF16, STREAM)
+                             : swiglu_back_of(*r, MZ_BF16, CACHED);
+    return way == STREAM ? swiglu_back_of(*r, MZ_F32, STREAM) : swiglu_back_of(*r, MZ_F32, CACHED);
+}
+
+/* What was streamed is in memory before what follows. */
+static void settle(void) {
+#if defined(__x86_64__)
+    _mm_sfence();
+#endif
+}
 
 const mz_simd MZ_TABLE(mz_simd) = {.name = MZ_SIMD_TEXT,
                                    .widen = widen,
                                    .narrow = narrow,
-                                   .norm2_f32 = norm2_f32,
-                                   .norm2_bf16 = norm2_bf16,
-                                   .dot_f32 = dot_f32,
-                                   .dot_bf16 = dot_bf16,
-                                   .scale_f32 = scale_f32,
-                                   .scale_bf16 = scale_bf16,
-                                   .add_f32 = add_f32,
-                                   .add_bf16 = add_bf16,
-                                   .swiglu_f32 = swiglu_f32,
-                                   .swiglu_bf16 = swiglu_bf16,
-                                   .swiglu_back_f32 = swiglu_back_f32,
-                                   .swiglu_back_bf16 = swiglu_back_bf16};
+                                   .norm2 = norm2,
+                                   .dot = dot,
+                                   .copy = copy,
+                                   .scale = scale,
+                                   .combine = combine,
+                                   .swiglu = swiglu,
+                                   .swiglu_back = swiglu_back,
+                                   .settle = settle};

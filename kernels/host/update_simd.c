@@ -90,29 +90,15 @@ static void draw(const mz_update *a, uint64_t first, int64_t blocks, uint16_t *t
         draw_blocks(&keys, lane + (first + (uint64_t)b), a->tensor, (uint32_t)a->step, to + 8 * b);
 }
 
-/* ---- loading and storing ------------------------------------------------------------------------
- */
-
-INLINE lanes load(mz_dtype type, const void *p, int64_t i, int64_t n) {
-    if (type == MZ_BF16) {
-        const uint16_t *h = (const uint16_t *)p + i;
-        return n >= LANES ? load_bf16(h) : load_some_bf16(h, n);
-    }
-    const float *f = (const float *)p + i;
-    return n >= LANES ? load_f32(f) : load_some_f32(f, n);
-}
-
-INLINE void store(float *p, int64_t i, lanes v, int64_t n) {
-    if (n >= LANES)
-        store_f32(p + i, v);
-    else
-        store_some_f32(p + i, v, n);
+/* The others become zero. */
+INLINE lanes first_lanes(lanes v, int64_t n) {
+    float value[LANES];
+    store_f32(value, v);
+    return load_some_f32(value, n < LANES ? n : LANES);
 }
 
 INLINE lanes at_least(lanes x, float least) {
-    const ints low = x < least;
-    const lanes floor = 0 * x + least;
-    return (lanes)(((ints)x & ~low) | ((ints)floor & low));
+    return larger(all_lanes(least), x);
 }
 
 /* ---- writing parameters -------------------------------------------------------------------------
@@ -265,10 +251,10 @@ INLINE float statistics_of(mz_update_row r, float *square, float *col, mz_dtype 
     for (; i + SUMS <= r.n; i += SUMS)
         for (int s = 0; s < PER_SUM; s++)
             sum.part[s] += statistics_at(r, square, col, i + s * LANES, LANES, type, momentum);
-    tail t = tail_of(&sum);
-    for (; i < r.n; i += LANES)
-        tail_add(&t, i, statistics_at(r, square, col, i, r.n - i, type, momentum), r.n - i);
-    return tail_sum(&t);
+    for (int s = 0; i < r.n; i += LANES, s++)
+        sum.part[s] +=
+            first_lanes(statistics_at(r, square, col, i, r.n - i, type, momentum), r.n - i);
+    return total(&sum);
 }
 
 static float statistics(const mz_update_row *r, float *square, float *col) {
@@ -310,10 +296,9 @@ INLINE float statistics_full_of(mz_update_row r, mz_dtype type, bool momentum) {
     for (; i + SUMS <= r.n; i += SUMS)
         for (int s = 0; s < PER_SUM; s++)
             sum.part[s] += statistics_full_at(r, i + s * LANES, LANES, type, momentum);
-    tail t = tail_of(&sum);
-    for (; i < r.n; i += LANES)
-        tail_add(&t, i, statistics_full_at(r, i, r.n - i, type, momentum), r.n - i);
-    return tail_sum(&t);
+    for (int s = 0; i < r.n; i += LANES, s++)
+        sum.part[s] += first_lanes(statistics_full_at(r, i, r.n - i, type, momentum), r.n - i);
+    return total(&sum);
 }
 
 static float statistics_full(const mz_update_row *r) {

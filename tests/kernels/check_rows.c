@@ -250,8 +250,10 @@ static void combining(rig *r, mz_dtype type, int64_t tokens, int64_t hidden) {
     const bool variable = rig_below(r, 2), accumulate = rig_below(r, 2), scaled = rig_below(r, 2);
     const int32_t k = (int32_t)rig_below(r, 5);
     int64_t *begin = rig_host(r, 8 * (size_t)(tokens + 1));
-    for (int64_t t = 0; t < tokens; t++)
-        begin[t + 1] = begin[t] + (variable ? rig_below(r, 6) : k);
+    for (int64_t t = 0; t < tokens; t++) /* some tokens with more rows than fit any list */
+        begin[t + 1] = begin[t] + (!variable              ? k
+                                   : rig_below(r, 8) == 0 ? 30 + rig_below(r, 40)
+                                                          : rig_below(r, 6));
     const int64_t pairs = begin[tokens], rows = pairs + 3;
     double *row = rig_normals(r, type, rows * hidden, 1), *scale = rig_normals(r, MZ_F32, pairs, 1);
     double *before = rig_normals(r, type, tokens * hidden, 1);

@@ -2,6 +2,7 @@
  * set that this processor has, and that each part of a pool's run is done once. */
 #include "tests/harness.h"
 
+#include "kernels/arithmetic.h"
 #include "kernels/host/host.h"
 #include "tests/kernels/reference.h"
 #include "tests/kernels/rig.h"
@@ -310,8 +311,8 @@ static void test_loops(void **state) {
         for (int s = 0; s < sets; s++) {
             set[s].simd->widen(wide[s], h, n);
             set[s].simd->narrow(narrow[s], f, n);
-            set[s].simd->swiglu_f32(other[s], f, f, n);
-            norm[s] = set[s].simd->norm2_f32(f, n);
+            set[s].simd->swiglu(MZ_F32, other[s], f, f, n, false);
+            norm[s] = set[s].simd->norm2(MZ_F32, f, n);
             for (int64_t i = 0; i < n; i++) { /* which NaN is nobody's business */
                 other[s][i] = other[s][i] == other[s][i] ? other[s][i] : 0;
                 wide[s][i] = wide[s][i] == wide[s][i] ? wide[s][i] : 0;
@@ -322,6 +323,66 @@ static void test_loops(void **state) {
             assert_true(norm[s] == norm[0] || (norm[s] != norm[s] && norm[0] != norm[0]));
         }
     }
+}
+
+/* Rows that go past the caches have the same bits; `n` values whose rows are whole lines or not. */
+static void compare_ways(const mz_simd *simd, mz_dtype type, int64_t n, const void *const row[3]) {
+    enum { ROW = 4 * 160 };
+    _Alignas(64) static char out[2][3 * ROW];
+    const float factor[3] = {0.5f, -3, 7};
+    const size_t bytes = rig_width(type) * (size_t)n;
+    float sum[2][2];
+    memset(out, 0, sizeof out);
+    for (int way = 0; way < 2; way++) {
+        char *to = out[way];
+        const bool stream = way == 1;
+        simd->copy(to, row[0], row[1], bytes, stream);
+        simd->copy(to + ROW, NULL, row[1], bytes, stream);
+        simd->scale(type, to + 2 * ROW, row[2], row[0], 3, n, stream);
+    }
+    simd->settle();
+    assert_memory_equal(out[0], out[1], sizeof out[0]);
+    assert_memory_equal(out[1], row[0], bytes);
+    for (int way = 0; way < 2; way++) {
+        char *to = out[way];
+        const mz_swiglu_row back = {to + ROW, to + 2 * ROW, NULL, row[0], row[1], row[2], 2, n};
+        sum[way][0] = simd->swiglu(type, to, row[0], row[1], n, way == 1);
+        sum[way][1] = simd->swiglu_back(&back, type, way == 1);
+    }
+    simd->settle();
+    assert_memory_equal(out[0], out[1], sizeof out[0]);
+    assert_memory_equal(sum[0], sum[1], sizeof sum[0]);
+    for (int way = 0; way < 2; way++) {
+        const mz_row_sum rows = {type,   type, type, out[way], row[0], row,
+                                 factor, 3,    row,  3,        n,      way == 1};
+        simd->combine(&rows);
+    }
+    simd->settle();
+    assert_memory_equal(out[0], out[1], sizeof out[0]);
+}
+
+static void test_ways(void **state) {
+    (void)state;
+    static const int64_t lengths[] = {0, 16, 32, 40, 64, 96, 100, 160};
+    instructions set[3];
+    const int sets = tables(set);
+    rig r = {.random = 5};
+    for (int t = MZ_F32; t <= MZ_BF16; t++)
+        for (int i = 0; i < COUNT_OF(lengths); i++) {
+            const double *value[3];
+            void *row[3];
+            for (int j = 0; j < 3; j++) {
+                value[j] = rig_normals(&r, t, 160, 2);
+                row[j] = rig_host(&r, 4 * 160);
+                for (int k = 0; k < 160 && t == MZ_F32; k++)
+                    ((float *)row[j])[k] = (float)value[j][k];
+                for (int k = 0; k < 160 && t == MZ_BF16; k++)
+                    ((uint16_t *)row[j])[k] = mz_to_bf16((float)value[j][k]);
+            }
+            for (int s = 0; s < sets; s++)
+                compare_ways(set[s].simd, t, lengths[i], (const void *const *)row);
+        }
+    rig_clear(&r);
 }
 
 /* ---- pool ---------------------------------------------------------------------------------------
@@ -352,6 +413,7 @@ static void test_pool(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_same_bits),
-                                       cmocka_unit_test(test_loops), cmocka_unit_test(test_pool)};
+                                       cmocka_unit_test(test_loops), cmocka_unit_test(test_ways),
+                                       cmocka_unit_test(test_pool)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
