@@ -412,7 +412,7 @@ mz_kstatus mz_grouped_gemm(mz_kernels *k, mz_kstream stream, const mz_product_ar
     REQUIRE_READY("grouped_gemm");
     REQUIRE(is_type(a->type) && is_type(a->gradient_type), "grouped_gemm: unknown type");
     REQUIRE(a->op >= MZ_PRODUCT_FORWARD && a->op <= MZ_PRODUCT_WGRAD, "grouped_gemm: unknown op");
-    REQUIRE(a->engine == MZ_ENGINE_OWN || a->engine == MZ_ENGINE_VENDOR,
+    REQUIRE(a->engine >= MZ_ENGINE_OWN && a->engine <= MZ_ENGINE_OWN_MMA,
             "grouped_gemm: unknown engine");
     mz_kstatus status = check_groups(k, "grouped_gemm", &a->groups);
     if (status != MZ_K_OK)
@@ -420,7 +420,7 @@ mz_kstatus mz_grouped_gemm(mz_kernels *k, mz_kstream stream, const mz_product_ar
     REQUIRE(product_fits(a), "grouped_gemm: n %lld, k %lld, rows %lld", (long long)a->n,
             (long long)a->k, (long long)a->groups.rows_max);
     REQUIRE(a->op == MZ_PRODUCT_WGRAD || !a->accumulate, "grouped_gemm: only wgrad accumulates");
-    REQUIRE(a->engine == MZ_ENGINE_OWN || a->groups.begin_host || k->backend == MZ_BACKEND_HOST,
+    REQUIRE(a->engine != MZ_ENGINE_VENDOR || a->groups.begin_host || k->backend == MZ_BACKEND_HOST,
             "grouped_gemm: the vendor's engine needs begin_host");
     REQUIRE(there(a->weight, a->groups.groups) && there(a->a, a->groups.rows_max) &&
                 there(a->c, a->groups.rows_max),
@@ -444,6 +444,8 @@ mz_kstatus mz_expert_up_forward(mz_kernels *k, mz_kstream stream, const mz_exper
                                 void *workspace) {
     REQUIRE_READY("expert_up");
     REQUIRE(is_type(a->type), "expert_up: unknown type");
+    REQUIRE(a->engine == MZ_ENGINE_OWN || a->engine == MZ_ENGINE_OWN_MMA,
+            "expert_up: only own engines fuse the activation");
     mz_kstatus status = check_groups(k, "expert_up", &a->groups);
     if (status != MZ_K_OK)
         return status;

@@ -262,12 +262,16 @@ typedef enum mz_product {
     MZ_PRODUCT_DGRAD,   /* c[m][k] = a[m][n] * w[n][k] */
     MZ_PRODUCT_WGRAD /* w[n][k] (+)= a[m][n]^T * c[m][k]; a: gradient of the output, c: the input */
 } mz_product;
-typedef enum mz_product_engine { MZ_ENGINE_OWN, MZ_ENGINE_VENDOR } mz_product_engine;
+typedef enum mz_product_engine {
+    MZ_ENGINE_OWN,    /* on CUDA wgmma on compute capability 9.0, else mma.sync */
+    MZ_ENGINE_VENDOR, /* cuBLAS grouped (needs begin_host), OpenBLAS per group; the host's OWN uses
+                         OpenBLAS inside as well */
+    MZ_ENGINE_OWN_MMA /* mma.sync on every CUDA device; on the host as OWN */
+} mz_product_engine;
 /* FLOPs: 2 * rows * n * k. */
 typedef struct mz_product_args {
     mz_product op;
-    mz_product_engine engine; /* VENDOR: cuBLAS grouped (needs begin_host), OpenBLAS per group; the
-                              host's OWN uses OpenBLAS inside as well */
+    mz_product_engine engine;
     mz_groups groups;
     int64_t n, k;
     mz_dtype type;          /* of rows and, for forward and dgrad, of weights */
@@ -297,11 +301,12 @@ typedef struct mz_expert_up {
     mz_groups groups;
     int64_t hidden, intermediate;
     mz_dtype type;
-    const void *x;       /* [rows][H] */
-    void *const *weight; /* [groups] */
-    void *gate_up;       /* [rows][2I] or NULL */
-    void *h;             /* [rows][I] */
-    float *norm2;        /* [rows] or NULL */
+    const void *x;            /* [rows][H] */
+    void *const *weight;      /* [groups] */
+    void *gate_up;            /* [rows][2I] or NULL */
+    void *h;                  /* [rows][I] */
+    float *norm2;             /* [rows] or NULL */
+    mz_product_engine engine; /* not VENDOR */
 } mz_expert_up;
 size_t mz_expert_up_workspace(const mz_kernels *context, const mz_expert_up *args);
 mz_kstatus mz_expert_up_forward(mz_kernels *context, mz_kstream stream, const mz_expert_up *args,

@@ -278,7 +278,7 @@ static size_t cuda_grouped_gemm_workspace(const mz_kernels *k, const mz_product_
 static mz_kstatus cuda_grouped_gemm(mz_kernels *k, mz_kstream stream, const mz_product_args *args,
                                     void *workspace) {
     cuda_context *c = context_of(k);
-    if (args->engine == MZ_ENGINE_OWN)
+    if (args->engine != MZ_ENGINE_VENDOR)
         return check(k, mz_cuda_grouped_gemm(&c->device, stream_of(k, stream), args, workspace),
                      "grouped_gemm");
     if (!c->vendor) {

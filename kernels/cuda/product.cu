@@ -1,28 +1,19 @@
 /* Grouped GEMM on tensor cores (mma.sync m16n8k16, bf16 in, fp32 sums), and on fp32 cores for fp32
- * operands.
- *
- * One persistent grid walks the output tiles of all groups; which tile is whose follows from the
- * prefix sums of the groups' rows on the device, so the host never learns them. Nothing is padded:
- * what lies outside a group is read as zero and not written. Every element is summed by one warp in
- * the order of the depth, so results depend on the arguments alone.
+ * operands. On a device of compute capability 9.0 product_sm90.cu takes the bf16 products.
  *
  * Per launch, with R rows: 2 R n k FLOPs. Least bytes (every operand once, S its size): forward and
  * dgrad S (R n + R k + groups n k), wgrad the same with the weight's own size, twice that of the
  * weight where it accumulates. A tile of L x C outputs reads S depth (L + C) through L2: 128 x 128
  * needs 1 byte per 64 FLOPs. Bands of BAND tiles down keep what neighbours share in L2. */
-#include "kernels/arithmetic.h"
-#include "kernels/cuda/cuda.h"
-#include "kernels/cuda/portable.h"
+#include "kernels/cuda/product.cuh"
 
 namespace {
 
-enum Kind { FORWARD, DGRAD, WGRAD, UP };
+using namespace mz_grouped;
 
 enum : int {
-    BAND = 16,  /* tiles down before the next tile to the right */
     DEPTH = 64, /* of a stage of the pipeline */
     STAGES = 3, /* 96 KiB for 128 x 128: two blocks on a multiprocessor */
-    WARP_COLS = 64,
     COLS = 128, /* of a tile: two warps; of up: 64 of the gate and the same 64 of up */
     THREADS = 128,
     SIDE = 64, /* of a tile of fp32 */
@@ -30,115 +21,10 @@ enum : int {
     FP32_THREADS = 256
 };
 
-/* The arguments of all four kinds. Output columns are `cols`; sums run over `depth`, which for
- * wgrad is the group's number of rows; wgrad's output rows are `lines`. */
-struct Product {
-    const int64_t *begin;
-    int32_t groups;
-    int64_t lines, cols, depth;
-    const void *a, *b; /* b: wgrad's second operand, else the weights */
-    void *const *weight;
-    void *out;      /* not of wgrad */
-    void *gate_up;  /* up, or NULL */
-    float *partial; /* up: [rows][parts] sums of squares, or NULL */
-    int64_t parts;
-    bool accumulate, wide; /* wgrad: add to the weight; it is fp32 */
-};
-
-/* ---- which tile ---------------------------------------------------------------------------------
- */
-
-/* Where a block is in the list of all tiles; tile numbers it asks for only rise. */
-struct Walk {
-    int64_t before; /* tiles of the groups before `base` */
-    int32_t base;
-};
-
-struct Place {
-    int32_t group;
-    int64_t line, col; /* of the tile's first output */
-};
-
-__device__ int64_t tiles_down(const Product &p, Kind kind, int32_t group, int lines) {
-    if (group >= p.groups || !p.weight[group])
-        return 0;
-    const int64_t n = kind == WGRAD ? p.lines : p.begin[group + 1] - p.begin[group];
-    return (n + lines - 1) / lines;
-}
-
-/* Inside a group: bands of BAND tiles down, in a band column by column. */
-__device__ Place place_in(int32_t group, int64_t tile, int64_t down, int64_t across, int lines,
-                          int cols) {
-    const int64_t band = tile / (BAND * across), first = band * BAND;
-    const int64_t height = down - first < BAND ? down - first : (int64_t)BAND;
-    const int64_t in = tile - first * across;
-    return Place{group, (first + in % height) * lines, in / height * cols};
-}
-
-/* Finds tile number `tile`, 32 groups at a time; every warp of the block for itself. False: there
- * are fewer. */
-__device__ bool find(Walk &walk, const Product &p, Kind kind, int64_t tile, int lines, int cols,
-                     Place &place) {
-    const int lane = threadIdx.x % 32;
-    const int64_t across = (p.cols + cols - 1) / cols;
-    for (; walk.base < p.groups; walk.base += 32) {
-        const int64_t down = tiles_down(p, kind, walk.base + lane, lines);
-        int64_t upto = down * across;
-        for (int d = 1; d < 32; d *= 2) {
-            const int64_t left = __shfl_up_sync(0xffffffffu, upto, d);
-            if (lane >= d)
-                upto += left;
-        }
-        const unsigned past = __ballot_sync(0xffffffffu, tile < walk.before + upto);
-        if (past) {
-            const int owner = __ffs((int)past) - 1;
-            const int64_t from = __shfl_sync(0xffffffffu, upto - down * across, owner);
-            place = place_in(walk.base + owner, tile - walk.before - from,
-                             __shfl_sync(0xffffffffu, down, owner), across, lines, cols);
-            return true;
-        }
-        walk.before += __shfl_sync(0xffffffffu, upto, 31);
-    }
-    return false;
-}
-
-/* One group's product: out[lines][cols] = sum over depth of a * b. */
-template <class T> struct Operands {
-    const T *a, *b;
-    int64_t a_stride, b_stride; /* elements from row to row as they lie in memory */
-    int64_t lines, cols, depth;
-    int64_t row; /* first row of the group in the buffers */
-};
-
-template <Kind kind, class T> __device__ Operands<T> operands(const Product &p, int32_t group) {
-    const int64_t row = p.begin[group], rows = p.begin[group + 1] - row;
-    const T *a = static_cast<const T *>(p.a), *b = static_cast<const T *>(p.b);
-    if (kind == WGRAD)
-        return Operands<T>{a + row * p.lines, b + row * p.cols, p.lines, p.cols,
-                           p.lines,           p.cols,           rows,    row};
-    const T *weight = static_cast<const T *>(p.weight[group]);
-    return Operands<T>{
-        a + row * p.depth, weight, p.depth, kind == DGRAD ? p.cols : p.depth, rows, p.cols,
-        p.depth,           row};
-}
-
 /* ---- shared memory ------------------------------------------------------------------------------
  * A stage holds DEPTH x LINES values of an operand as chunks of 8, either line by line or depth by
  * depth, as memory has them. The low three bits of a chunk's place are flipped by its row, so that
  * the eight rows of an ldmatrix tile lie in different banks. */
-
-enum Layout {
-    BY_LINE,  /* memory runs along the depth */
-    BY_DEPTH, /* memory runs along the lines */
-    GATE_UP   /* by line; eight lines of the gate, the same eight of up, and so on */
-};
-
-constexpr __device__ Layout layout_a(Kind kind) {
-    return kind == WGRAD ? BY_DEPTH : BY_LINE;
-}
-constexpr __device__ Layout layout_b(Kind kind) {
-    return kind == UP ? GATE_UP : kind == FORWARD ? BY_LINE : BY_DEPTH;
-}
 
 template <Layout layout, int LINES> __device__ int chunk_at(int line, int depth) {
     if (layout == BY_DEPTH)
@@ -197,30 +83,30 @@ __device__ void fragment_b(unsigned f[4], const uint16_t *stage, int line, int d
 /* ---- sums of a tile -----------------------------------------------------------------------------
  */
 
-/* Two by two warps; a warp has LINES / 2 x WARP_COLS of the tile. */
+/* Two by two warps; a warp has LINES / 2 x PIECE of the tile. */
 template <Kind kind, int LINES>
-__device__ void multiply_stage(float sum[LINES / 32][WARP_COLS / 8][4], const uint16_t *a,
+__device__ void multiply_stage(float sum[LINES / 32][PIECE / 8][4], const uint16_t *a,
                                const uint16_t *b) {
-    const int warp = threadIdx.x / 32, line = warp / 2 * (LINES / 2), col = warp % 2 * WARP_COLS;
+    const int warp = threadIdx.x / 32, line = warp / 2 * (LINES / 2), col = warp % 2 * PIECE;
 #pragma unroll
     for (int depth = 0; depth < DEPTH; depth += 16) {
-        unsigned fa[LINES / 32][4], fb[WARP_COLS / 16][4];
+        unsigned fa[LINES / 32][4], fb[PIECE / 16][4];
 #pragma unroll
         for (int i = 0; i < LINES / 32; i++)
             fragment_a<layout_a(kind), LINES>(fa[i], a, line + 16 * i, depth);
 #pragma unroll
-        for (int j = 0; j < WARP_COLS / 16; j++)
+        for (int j = 0; j < PIECE / 16; j++)
             fragment_b<layout_b(kind), COLS>(fb[j], b, col + 16 * j, depth);
 #pragma unroll
         for (int i = 0; i < LINES / 32; i++)
 #pragma unroll
-            for (int j = 0; j < WARP_COLS / 8; j++)
+            for (int j = 0; j < PIECE / 8; j++)
                 cu_mma_m16n8k16_bf16(sum[i][j], fa[i], fb[j / 2] + j % 2 * 2);
     }
 }
 
 template <Kind kind, int LINES>
-__device__ void sum_tile(float sum[LINES / 32][WARP_COLS / 8][4], uint16_t *shared,
+__device__ void sum_tile(float sum[LINES / 32][PIECE / 8][4], uint16_t *shared,
                          const Operands<uint16_t> &o, const Place &place) {
     constexpr int STAGE = DEPTH * (LINES + COLS);
     const int64_t steps = (o.depth + DEPTH - 1) / DEPTH;
@@ -250,135 +136,6 @@ __device__ void sum_tile(float sum[LINES / 32][WARP_COLS / 8][4], uint16_t *shar
     __syncthreads();
 }
 
-/* ---- results ------------------------------------------------------------------------------------
- * A thread has columns 2q and 2q + 1 of every 8 (q its place among four lanes) of two rows of
- * every 16. */
-
-__device__ unsigned pack(float low, float high) {
-    return mz_to_bf16(low) | (unsigned)mz_to_bf16(high) << 16;
-}
-
-/* Turns "word i of lane q is word q of block i" into "word i is word i of block q": each lane then
- * holds the 16 bytes of one block of 8 columns. */
-__device__ void transpose4(unsigned w[4]) {
-    const bool odd = threadIdx.x & 1, high = threadIdx.x & 2;
-    const unsigned s0 = __shfl_xor_sync(0xffffffffu, odd ? w[0] : w[1], 1);
-    const unsigned s1 = __shfl_xor_sync(0xffffffffu, odd ? w[2] : w[3], 1);
-    w[0] = odd ? s0 : w[0]; /* selects: an index known at run time would cost local memory */
-    w[1] = odd ? w[1] : s0;
-    w[2] = odd ? s1 : w[2];
-    w[3] = odd ? w[3] : s1;
-    const unsigned t0 = __shfl_xor_sync(0xffffffffu, high ? w[0] : w[2], 2);
-    const unsigned t1 = __shfl_xor_sync(0xffffffffu, high ? w[1] : w[3], 2);
-    w[0] = high ? t0 : w[0];
-    w[1] = high ? t1 : w[1];
-    w[2] = high ? w[2] : t0;
-    w[3] = high ? w[3] : t1;
-}
-
-__device__ void store16(void *to, const unsigned w[4]) {
-    *static_cast<uint4 *>(to) = make_uint4(w[0], w[1], w[2], w[3]);
-}
-
-/* bf16, 16 bytes a lane. */
-__device__ void store_narrow(uint16_t *row, int64_t col, int64_t cols, float sum[WARP_COLS / 8][4],
-                             int half, bool there) {
-#pragma unroll
-    for (int j = 0; j < WARP_COLS / 8; j += 4) {
-        unsigned w[4];
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            w[i] = pack(sum[j + i][2 * half], sum[j + i][2 * half + 1]);
-        transpose4(w);
-        const int64_t at = col + 8 * (j + (int)threadIdx.x % 4);
-        if (there && at < cols)
-            store16(row + at, w);
-    }
-}
-
-/* fp32, or bf16 that is added to: a lane's own two columns, 32 or 16 bytes of a row together. */
-__device__ void store_sum(void *row, int64_t col, int64_t cols, const float sum[WARP_COLS / 8][4],
-                          int half, bool wide, bool accumulate) {
-#pragma unroll
-    for (int j = 0; j < WARP_COLS / 8; j++) {
-        const int64_t at = col + 8 * j + (int)threadIdx.x % 4 * 2;
-        float x = sum[j][2 * half], y = sum[j][2 * half + 1];
-        if (at >= cols)
-            break;
-        if (wide) {
-            float2 *to = reinterpret_cast<float2 *>(static_cast<float *>(row) + at);
-            const float2 old = accumulate ? *to : make_float2(0, 0);
-            *to = make_float2(old.x + x, old.y + y);
-        } else {
-            unsigned *to = reinterpret_cast<unsigned *>(static_cast<uint16_t *>(row) + at);
-            *to = pack(x + mz_from_bf16((uint16_t)*to), y + mz_from_bf16((uint16_t)(*to >> 16)));
-        }
-    }
-}
-
-/* u and v are rounded to what is stored before the activation, so that h is the same whether they
- * are kept or computed again. Returns the lane's part of the row's sum of squares. */
-__device__ float store_up(const Product &p, int64_t row, int64_t col, float sum[WARP_COLS / 8][4],
-                          int half, bool there) {
-    unsigned gate[4], up[4], hidden[4];
-    float squares = 0;
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        uint16_t u[2], v[2], h[2];
-#pragma unroll
-        for (int c = 0; c < 2; c++) {
-            u[c] = mz_to_bf16(sum[2 * i][2 * half + c]);
-            v[c] = mz_to_bf16(sum[2 * i + 1][2 * half + c]);
-            h[c] = mz_to_bf16(mz_silu(mz_from_bf16(u[c])) * mz_from_bf16(v[c]));
-            squares = fmaf(mz_from_bf16(h[c]), mz_from_bf16(h[c]), squares);
-        }
-        gate[i] = u[0] | (unsigned)u[1] << 16;
-        up[i] = v[0] | (unsigned)v[1] << 16;
-        hidden[i] = h[0] | (unsigned)h[1] << 16;
-    }
-    transpose4(gate);
-    transpose4(up);
-    transpose4(hidden);
-    col += 8 * ((int)threadIdx.x % 4);
-    if (there && col < p.cols) {
-        store16(static_cast<uint16_t *>(p.out) + row * p.cols + col, hidden);
-        if (p.gate_up) {
-            uint16_t *kept = static_cast<uint16_t *>(p.gate_up) + row * 2 * p.cols + col;
-            store16(kept, gate);
-            store16(kept + p.cols, up);
-        }
-    }
-    squares += __shfl_xor_sync(0xffffffffu, squares, 1);
-    return squares + __shfl_xor_sync(0xffffffffu, squares, 2);
-}
-
-template <Kind kind>
-__device__ void store_row(const Product &p, const Operands<uint16_t> &o, const Place &place,
-                          int64_t line, float sum[WARP_COLS / 8][4], int half) {
-    const int warp_col = (int)threadIdx.x / 32 % 2;
-    const bool there = line < o.lines;
-    const int64_t row = o.row + line;
-    if (kind == UP) {
-        const int64_t col = place.col + warp_col * (WARP_COLS / 2);
-        const float squares = store_up(p, row, col, sum, half, there);
-        if (p.partial && there && threadIdx.x % 4 == 0)
-            p.partial[row * p.parts + col / (WARP_COLS / 2)] = squares;
-        return;
-    }
-    const int64_t col = place.col + warp_col * WARP_COLS;
-    if (kind != WGRAD) {
-        store_narrow(static_cast<uint16_t *>(p.out) + row * p.cols, col, p.cols, sum, half, there);
-        return;
-    }
-    void *weight = p.weight[place.group];
-    if (!p.wide && !p.accumulate)
-        store_narrow(static_cast<uint16_t *>(weight) + line * p.cols, col, p.cols, sum, half,
-                     there);
-    else if (there)
-        store_sum(static_cast<char *>(weight) + line * p.cols * (p.wide ? 4 : 2), col, p.cols, sum,
-                  half, p.wide, p.accumulate);
-}
-
 template <Kind kind, int LINES>
 __global__ void __launch_bounds__(THREADS, 2) tensor_product(const Product p) {
     CU_DYN_SHARED(uint16_t, shared);
@@ -389,15 +146,15 @@ __global__ void __launch_bounds__(THREADS, 2) tensor_product(const Product p) {
     for (int64_t tile = blockIdx.x; find(walk, p, kind, tile, LINES, STEP, place);
          tile += gridDim.x) {
         const Operands<uint16_t> o = operands<kind, uint16_t>(p, place.group);
-        float sum[LINES / 32][WARP_COLS / 8][4] = {};
+        float sum[LINES / 32][PIECE / 8][4] = {};
         sum_tile<kind, LINES>(sum, shared, o, place);
 #pragma unroll
         for (int i = 0; i < LINES / 32; i++)
 #pragma unroll
             for (int half = 0; half < 2; half++)
-                store_row<kind>(p, o, place,
-                                place.line + warp / 2 * (LINES / 2) + 16 * i + 8 * half + lane / 4,
-                                sum[i], half);
+                store_row<kind>(
+                    p, o, place, place.line + warp / 2 * (LINES / 2) + 16 * i + 8 * half + lane / 4,
+                    place.col + warp % 2 * (kind == UP ? UP_PIECE : PIECE), sum[i], half);
     }
 }
 
@@ -562,15 +319,6 @@ __global__ void __launch_bounds__(POINTER_THREADS)
 /* ---- launching ----------------------------------------------------------------------------------
  */
 
-/* As many blocks as there can be tiles, at most `most`. */
-unsigned blocks(const mz_groups *g, Kind kind, const Product &p, int lines, int cols,
-                int64_t most) {
-    const int64_t across = (p.cols + cols - 1) / cols;
-    const int64_t down = kind == WGRAD ? (int64_t)g->groups * ((p.lines + lines - 1) / lines)
-                                       : g->rows_max / lines + g->groups;
-    return (unsigned)(down >= (most + across - 1) / across ? most : down * across);
-}
-
 template <Kind kind, int LINES>
 int launch_tensor(const mz_cuda_device *d, void *stream, const mz_groups *g, const Product &p) {
     constexpr int BYTES = STAGES * DEPTH * (LINES + COLS) * (int)sizeof(uint16_t);
@@ -586,17 +334,18 @@ int launch_tensor(const mz_cuda_device *d, void *stream, const mz_groups *g, con
 
 /* Tiles of 64 lines where groups have few rows on average. */
 template <Kind kind>
-int launch(const mz_cuda_device *d, void *stream, mz_dtype type, const mz_groups *g,
-           const Product &p) {
+int launch(const mz_cuda_device *d, void *stream, mz_dtype type, mz_product_engine engine,
+           const mz_groups *g, const Product &p) {
     if (type == MZ_F32) {
         auto *kernel = &fp32_product<kind>;
         const unsigned grid =
             blocks(g, kind, p, SIDE, kind == UP ? SIDE / 2 : SIDE, 2 * (int64_t)d->multiprocessors);
         return CU_LAUNCH(kernel, grid, FP32_THREADS, 0, stream, p);
     }
-    const int64_t lines = kind == WGRAD ? p.lines : g->rows_max / g->groups;
-    return lines <= 64 ? launch_tensor<kind, 64>(d, stream, g, p)
-                       : launch_tensor<kind, 128>(d, stream, g, p);
+    if (engine == MZ_ENGINE_OWN && d->capability == 90)
+        return launch_sm90(d, stream, kind, g, p);
+    return lines_of(kind, g, p) <= 64 ? launch_tensor<kind, 64>(d, stream, g, p)
+                                      : launch_tensor<kind, 128>(d, stream, g, p);
 }
 
 /* Rows of every buffer start at multiples of 16 bytes. */
@@ -605,11 +354,12 @@ bool aligned(mz_dtype type, int64_t a, int64_t b) {
     return a % values == 0 && b % values == 0;
 }
 
-/* Sums of squares per row: one of each tile of fp32, two (one a warp) of each of bf16. */
+/* Sums of squares per row: one of each tile of fp32, two (one a warp) of each of bf16, whichever
+ * engine runs. */
 int64_t parts_of(const mz_expert_up *args) {
     if (args->type == MZ_F32)
         return (args->intermediate + SIDE / 2 - 1) / (SIDE / 2);
-    return (args->intermediate + COLS / 2 - 1) / (COLS / 2) * 2;
+    return (args->intermediate + COLS / 2 - 1) / (COLS / 2) * (COLS / PIECE);
 }
 
 } /* namespace */
@@ -637,11 +387,11 @@ int mz_cuda_grouped_gemm(const mz_cuda_device *d, void *stream, const mz_product
     p.accumulate = args->accumulate;
     p.wide = args->gradient_type == MZ_F32;
     if (wgrad)
-        return launch<WGRAD>(d, stream, args->type, &args->groups, p);
+        return launch<WGRAD>(d, stream, args->type, args->engine, &args->groups, p);
     if (args->groups.rows_max == 0)
         return cudaSuccess;
-    return forward ? launch<FORWARD>(d, stream, args->type, &args->groups, p)
-                   : launch<DGRAD>(d, stream, args->type, &args->groups, p);
+    return forward ? launch<FORWARD>(d, stream, args->type, args->engine, &args->groups, p)
+                   : launch<DGRAD>(d, stream, args->type, args->engine, &args->groups, p);
 }
 
 size_t mz_cuda_expert_up_workspace(const mz_cuda_device *, const mz_expert_up *args) {
@@ -667,7 +417,7 @@ int mz_cuda_expert_up(const mz_cuda_device *d, void *stream, const mz_expert_up 
     p.gate_up = args->gate_up;
     p.partial = args->norm2 ? static_cast<float *>(workspace) : NULL;
     p.parts = parts_of(args);
-    const int error = launch<UP>(d, stream, args->type, &args->groups, p);
+    const int error = launch<UP>(d, stream, args->type, args->engine, &args->groups, p);
     if (error || !args->norm2)
         return error;
     p.cols = 1; /* a tile is NORM_ROWS rows */

@@ -21,6 +21,8 @@ static const layout layouts[] = {
     {5, 32, 16, {0, 0, 150, 0, 0}},
     {8, 264, 40, {3, 1, 2, 5, 1, 1, 2, 4}}, /* several tiles for every block */
     {2, 136, 520, {70, 3}},
+    {2, 40, 72, {90, 75}}, /* more than 64 rows a group: higher tiles */
+    {1, 304, 200, {140}},  /* several of them, and several stages */
     {384, 8, 16, {1, 0, 2, 0, 0, 0, 3, 1}},
     {2, 8, 7168, {2, 1}},
     {2, 7168, 8, {1, 2}},
@@ -113,14 +115,25 @@ static void product_rows(rig *r, const layout *at, mz_dtype type, mz_product op,
     }
 }
 
+/* For an emulated device. */
+static bool too_large(const rig *r, const layout *l) {
+    return r->small && (l->groups > 8 || l->n > 2048 || l->k > 2048 || l->n * l->k > 1 << 17 ||
+                        l->row[0] > 150);
+}
+
+/* Engines differ in bf16 alone. */
+static mz_dtype first_type(const rig *r) {
+    return r->engine == MZ_ENGINE_OWN ? MZ_F32 : MZ_BF16;
+}
+
 static void each_layout(rig *r, void (*one)(rig *, const layout *, mz_dtype, mz_product, int),
                         mz_product op) {
     for (int i = 0; i < LAYOUTS; i++)
-        for (int type = MZ_F32; type <= MZ_BF16; type++) {
+        for (int type = first_type(r); type <= MZ_BF16; type++) {
             const layout *l = &layouts[i];
-            if (r->small && (l->groups > 8 || l->n * l->k > 1 << 16 || l->row[0] > 100))
+            if (too_large(r, l))
                 continue;
-            one(r, l, type, op, MZ_ENGINE_OWN);
+            one(r, l, type, op, (int)r->engine);
             rig_clear(r);
             if (mz_kernels_backend(r->kernels) == MZ_BACKEND_HOST)
                 one(r, l, type, op, MZ_ENGINE_VENDOR);
@@ -179,7 +192,8 @@ static mz_expert_up up_of(rig *r, const problem *p, bool keep) {
                           .weight = p->pointers,
                           .gate_up = keep ? rig_room(r, p->type, p->rows * cols) : NULL,
                           .h = rig_room(r, p->type, p->rows * cols / 2),
-                          .norm2 = rig_room(r, MZ_F32, p->rows)};
+                          .norm2 = rig_room(r, MZ_F32, p->rows),
+                          .engine = r->engine};
 }
 
 static void up(rig *r, const layout *at, mz_dtype type, mz_product op, int keep) {
@@ -217,9 +231,9 @@ static void up(rig *r, const layout *at, mz_dtype type, mz_product op, int keep)
 
 static void check_up(rig *r) {
     for (int i = 0; i < LAYOUTS; i++)
-        for (int type = MZ_F32; type <= MZ_BF16; type++) {
+        for (int type = first_type(r); type <= MZ_BF16; type++) {
             layout l = layouts[i];
-            if (r->small && (l.groups > 8 || l.n * l.k > 1 << 16 || l.row[0] > 100))
+            if (too_large(r, &l))
                 continue;
             l.n *= 2; /* so that rows of h start at multiples of 16 bytes too */
             up(r, &l, type, MZ_PRODUCT_FORWARD, 0);
@@ -283,7 +297,7 @@ static void check_expert(rig *r) {
     void *up_weight = one_pointer(r, rig_put_floats(r, e.up, 2 * I * H));
     void *down_weight = one_pointer(r, rig_put_floats(r, e.down, H * I));
     void *gate_up = rig_room(r, MZ_F32, ROWS * 2 * I), *h = rig_room(r, MZ_F32, ROWS * I);
-    const mz_expert_up forward = {groups, H, I, MZ_F32, x, up_weight, gate_up, h, NULL};
+    const mz_expert_up forward = {groups, H, I, MZ_F32, x, up_weight, gate_up, h, NULL, r->engine};
     void *workspace = rig_workspace(r, mz_expert_up_workspace(r->kernels, &forward));
     RIG_OK(r, mz_expert_up_forward(r->kernels, 0, &forward, workspace));
     void *dh = rig_room(r, MZ_F32, ROWS * I), *dx = rig_room(r, MZ_F32, ROWS * H);

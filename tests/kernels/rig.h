@@ -10,7 +10,8 @@
 
 typedef struct rig {
     mz_kernels *kernels;
-    bool small; /* an emulated device: small shapes */
+    bool small;               /* an emulated device: small shapes */
+    mz_product_engine engine; /* of the products checked: the default, or OWN_MMA */
     uint64_t random;
     struct rig_block *block; /* context memory, newest first */
     struct rig_memory *host;

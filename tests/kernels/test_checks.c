@@ -1,5 +1,6 @@
-/* Runs one list of checks on one backend: test_checks LIST [host|cuda [SEED]]. The host backend
- * uses 3 threads; "cuda" is for a library whose CUDA backend is emulated. */
+/* Runs one list of checks on one backend: test_checks LIST [host|cuda|cuda-mma [SEED]]. The host
+ * backend uses 3 threads; "cuda" is for a library whose CUDA backend is emulated, "cuda-mma" has
+ * its products on mma.sync. */
 #include "tests/harness.h"
 #include "tests/kernels/rig.h"
 
@@ -29,7 +30,8 @@ int main(int argc, char **argv) {
         fprintf(stderr, "usage: test_checks LIST [host|cuda [SEED]]\n");
         return 2;
     }
-    const bool cuda = argc > 2 && strcmp(argv[2], "cuda") == 0;
+    const bool mma = argc > 2 && strcmp(argv[2], "cuda-mma") == 0;
+    const bool cuda = mma || (argc > 2 && strcmp(argv[2], "cuda") == 0);
     if (argc > 3)
         first_seed = strtoull(argv[3], NULL, 10);
     const mz_kernels_options options = {
@@ -40,6 +42,7 @@ int main(int argc, char **argv) {
         return 4;
     }
     bench.small = cuda;
+    bench.engine = mma ? MZ_ENGINE_OWN_MMA : MZ_ENGINE_OWN;
     struct CMUnitTest tests[32] = {{0}};
     size_t n = 0;
     for (; list[n].name && n < 32; n++) {

@@ -156,8 +156,9 @@ static inline void cu_ldmatrix_x4_transposed(unsigned r[4], const void *row) {
 static inline void cu_copy_async16(void *shared, const void *global, bool valid) {
     if (reinterpret_cast<uintptr_t>(shared) % 16 || reinterpret_cast<uintptr_t>(global) % 16)
         cuemu::die("cp.async: an address that is not a multiple of 16 bytes");
+    cuemu::copy_started(shared);
     memset(shared, 0xff, 16);
-    cuemu::current->copies.push_back({shared, valid ? global : nullptr});
+    cuemu::current->copies.push_back({shared, valid ? global : nullptr, cuemu::current->number});
 }
 static inline void cu_copy_commit() {
     cuemu::current->groups.push_back(cuemu::current->copies.size());
@@ -172,6 +173,7 @@ template <int n> static inline void cu_copy_wait() {
             memcpy(f->copies[i].to, f->copies[i].from, 16);
         else
             memset(f->copies[i].to, 0, 16);
+        cuemu::copy_done(f->copies[i]);
     }
     f->copies.erase(f->copies.begin(), f->copies.begin() + (ptrdiff_t)copies);
     f->groups.erase(f->groups.begin(), f->groups.begin() + (ptrdiff_t)done);

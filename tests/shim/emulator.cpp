@@ -1,6 +1,6 @@
 /* The scheduler of emulator.h. Never built with -fsanitize=thread: it must be invisible to the race
  * detector, which it tells about fibers and barriers where CUEMU_TSAN is defined. */
-#include "emulator.h"
+#include "scheduler.h"
 
 #include <algorithm>
 #include <map>
@@ -36,6 +36,8 @@ void __tsan_destroy_fiber(void *fiber);
 void __tsan_switch_to_fiber(void *fiber, unsigned flags);
 void __tsan_acquire(void *address);
 void __tsan_release(void *address);
+void AnnotateIgnoreReadsBegin(const char *file, int line);
+void AnnotateIgnoreReadsEnd(const char *file, int line);
 }
 #else
 static void *__tsan_get_current_fiber(void) {
@@ -51,6 +53,10 @@ static void __tsan_switch_to_fiber(void *, unsigned) {
 static void __tsan_acquire(void *) {
 }
 static void __tsan_release(void *) {
+}
+static void AnnotateIgnoreReadsBegin(const char *, int) {
+}
+static void AnnotateIgnoreReadsEnd(const char *, int) {
 }
 #endif
 
@@ -115,9 +121,10 @@ static struct Scheduler {
     for (const Fiber &f : S.fibers) {
         if (f.state == DONE || shown++ == 8)
             continue;
-        const char *where = f.state == AT_BARRIER ? "at __syncthreads "
-                            : f.state == IN_WARP  ? "in warp collective "
-                                                  : "running";
+        const char *where = f.state == AT_BARRIER    ? "at __syncthreads "
+                            : f.state == AT_MBARRIER ? "at an mbarrier"
+                            : f.state == IN_WARP     ? "in warp collective "
+                                                     : "running";
         fprintf(stderr, "  thread (%u,%u,%u) lane %u: %s%s\n", f.thread.x, f.thread.y, f.thread.z,
                 f.number & 31, where,
                 f.state == AT_BARRIER ? f.site
@@ -182,6 +189,7 @@ static void fiber_main() {
     finish_switch(nullptr);
     __tsan_acquire(&S.ordering.start);
     S.call(S.argument);
+    warpgroup_thread_ends();
     __tsan_release(&S.ordering.end);
     current->state = DONE;
     switch_to(current, &S.host, true);
@@ -207,7 +215,7 @@ static void make_context(Fiber &f) {
 #endif
 }
 
-static void give_up_turn(State state) {
+void give_up_turn(State state) {
     Fiber *me = current;
     me->state = state;
     switch_to(me, &S.host, false);
@@ -215,6 +223,22 @@ static void give_up_turn(State state) {
 
 void yield() {
     give_up_turn(RUNNING);
+}
+
+std::vector<Fiber> &fibers_of_block() {
+    return S.fibers;
+}
+void order_release(char *order) {
+    __tsan_release(order);
+}
+void order_acquire(char *order) {
+    __tsan_acquire(order);
+}
+Unwatched::Unwatched() {
+    AnnotateIgnoreReadsBegin(__FILE__, __LINE__);
+}
+Unwatched::~Unwatched() {
+    AnnotateIgnoreReadsEnd(__FILE__, __LINE__);
 }
 
 /* ---- barriers and collectives -------------------------------------------------------------------
@@ -242,12 +266,12 @@ int barrier_count(const char *site, int predicate, Count what) {
     return what == COUNT ? with : what == ALL ? with == all : with != 0;
 }
 
-/* True when every lane of the mask is in this collective; data[] then has their parts. */
-static bool all_arrived(const Fiber *me, void *data[32]) {
+/* True when every lane of the mask is in this collective. Looks at the lanes after the own one
+ * first: these are the likely ones to be missing. */
+static bool all_arrived(const Fiber *me) {
     const size_t warp = me->number & ~31u;
-    bool all = true;
-    for (unsigned lane = 0; lane < 32; lane++) {
-        data[lane] = nullptr;
+    for (unsigned i = 1; i <= 32; i++) {
+        const unsigned lane = (me->number + i) % 32;
         if (!(me->mask >> lane & 1))
             continue;
         if (warp + lane >= S.fibers.size())
@@ -257,11 +281,9 @@ static bool all_arrived(const Fiber *me, void *data[32]) {
             die("a warp collective's mask names a lane that has exited");
         if (other.state != IN_WARP || other.mask != me->mask || other.resolve != me->resolve ||
             other.name != me->name)
-            all = false;
-        else
-            data[lane] = other.data;
+            return false;
     }
-    return all;
+    return true;
 }
 
 void collective(const char *name, Resolve resolve, unsigned mask, void *data, bool orders_memory) {
@@ -277,12 +299,14 @@ void collective(const char *name, Resolve resolve, unsigned mask, void *data, bo
     char *order = &S.ordering.warp[warp][S.ordering.collectives[warp] & 63];
     if (orders_memory)
         __tsan_release(order);
-    void *parts[32];
-    if (all_arrived(me, parts)) {
+    if (all_arrived(me)) {
+        void *parts[32];
+        for (unsigned lane = 0; lane < 32; lane++)
+            parts[lane] = mask >> lane & 1 ? S.fibers[warp * 32 + lane].data : nullptr;
         resolve(parts, mask);
         S.ordering.collectives[warp]++;
         for (unsigned lane = 0; lane < 32; lane++)
-            if (mask >> lane & 1)
+            if (parts[lane])
                 S.fibers[warp * 32 + lane].state = RUNNING;
     } else {
         switch_to(me, &S.host, false);
@@ -375,6 +399,8 @@ static void prepare(size_t i) {
     f.fake_stack = nullptr;
     f.copies.clear();
     f.groups.clear();
+    f.waits = nullptr;
+    warpgroup_thread_begins(f.warpgroup);
     f.number = (unsigned)i;
     f.thread = {(unsigned)(i % block_dim.x), (unsigned)(i / block_dim.x % block_dim.y),
                 (unsigned)(i / block_dim.x / block_dim.y)};
@@ -387,20 +413,30 @@ static void prepare(size_t i) {
     f.race_detector = race_detector_of(i);
 }
 
-/* Runs every fiber that can run, until none can. */
-static void run_turn(const std::vector<unsigned> &warps, const std::vector<unsigned> &lanes) {
-    for (unsigned warp : warps)
-        for (bool moved = true; moved;) {
-            moved = false;
-            for (unsigned lane : lanes) {
-                const size_t i = warp * 32 + lane;
-                if (i >= S.fibers.size() || S.fibers[i].state != RUNNING)
-                    continue;
-                current = &S.fibers[i];
-                switch_to(&S.host, current, false);
-                moved = true;
-            }
+/* Runs the warp's fibers until none can run; true if one has. */
+static bool run_warp(unsigned warp, const std::vector<unsigned> &lanes) {
+    bool any = false;
+    for (bool moved = true; moved; any |= moved) {
+        moved = false;
+        for (unsigned lane : lanes) {
+            const size_t i = warp * 32 + lane;
+            if (i >= S.fibers.size() || S.fibers[i].state != RUNNING)
+                continue;
+            current = &S.fibers[i];
+            switch_to(&S.host, current, false);
+            moved = true;
         }
+    }
+    return any;
+}
+
+/* Runs every fiber that can run, until none can; one warp may wake another at an mbarrier. */
+static void run_turn(const std::vector<unsigned> &warps, const std::vector<unsigned> &lanes) {
+    for (bool any = true; any;) {
+        any = false;
+        for (unsigned warp : warps)
+            any |= run_warp(warp, lanes);
+    }
 }
 
 /* Lets the fibers past their barrier; false when all have exited. */
@@ -413,6 +449,8 @@ static bool pass_barrier() {
             done++;
             continue;
         }
+        if (f.state == AT_MBARRIER)
+            die("deadlock: threads wait at an mbarrier for a phase that nothing completes");
         if (f.state != AT_BARRIER)
             die("deadlock: threads wait in a warp collective that its mask can never complete");
         if (site && strcmp(site, f.site))
@@ -434,10 +472,12 @@ static bool pass_barrier() {
     return true;
 }
 
-static void begin_block(size_t shared, bool first) {
+static void begin_block(size_t shared, unsigned seed, bool first) {
     S.static_bytes = 0;
     S.dynamic_bytes = shared;
     S.dynamic = shared ? fresh(shared) : nullptr;
+    async_begin(S.dynamic, shared, seed, first);
+    warpgroups_begin();
     if (watched) {
         S.arena = static_cast<char *>(fresh(SHARED_STATIC_MOST + SHARED_VARIABLES * 128));
         S.arena_used = 0;
@@ -451,6 +491,8 @@ static void begin_block(size_t shared, bool first) {
 }
 
 static void end_block() {
+    async_end();
+    warpgroups_end();
     std::vector<void *> memory{S.dynamic};
     if (watched)
         memory.push_back(S.arena);
@@ -549,10 +591,10 @@ int run(const char *name, const void *kernel, dim3 grid, dim3 block, size_t shar
         const size_t i = order.block(q, blocks);
         block_index = {(unsigned)(i % grid.x), (unsigned)(i / grid.x % grid.y),
                        (unsigned)(i / grid.x / grid.y)};
-        begin_block(shared, q == 0);
+        begin_block(shared, order.seed, q == 0);
         do
             run_turn(order.warps, order.lanes);
-        while (pass_barrier());
+        while (async_progress() || pass_barrier());
         end_block();
     }
     end_launch();

@@ -5,7 +5,8 @@
  *
  * What is reported, with the kernel, the block and where its threads stand, before abort: barriers
  * in divergent code, barriers that threads which have exited would miss, collectives whose mask
- * names lanes that never come, lanes not in their own mask.
+ * names lanes that never come, lanes not in their own mask, waits at an mbarrier that nothing will
+ * complete, copies into memory that a product in flight reads, and what warpgroup.h lists.
  *
  * Built with -DCUEMU_TSAN and without -fsanitize=thread, beside kernels built with it, the
  * scheduler announces fibers and barriers to the thread sanitizer, which then reports races between
@@ -18,6 +19,7 @@
 
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 #include <tuple>
 #include <type_traits>
 #include <vector>
@@ -38,7 +40,7 @@ namespace cuemu {
 
 enum : size_t { SHARED_STATIC_MOST = 48 * 1024, SHARED_MOST = 227 * 1024 };
 
-enum State : uint8_t { RUNNING, AT_BARRIER, IN_WARP, DONE };
+enum State : uint8_t { RUNNING, AT_BARRIER, AT_MBARRIER, IN_WARP, DONE };
 
 /* Serves all lanes of a collective at once; data[lane] for lanes in the mask. */
 typedef void (*Resolve)(void *const data[32], unsigned mask);
@@ -47,6 +49,26 @@ typedef void (*Resolve)(void *const data[32], unsigned mask);
 struct Copy {
     void *to;
     const void *from; /* NULL: zeros */
+    unsigned thread;  /* whose it is */
+};
+
+/* A wgmma: descriptors of its operands, columns, and whether an operand is MN-major. */
+struct Wgmma {
+    uint64_t a, b;
+    int n;
+    bool a_lines, b_lines;
+};
+
+/* A thread's part of a warpgroup's state. */
+struct Warpgroup {
+    std::vector<Wgmma> products; /* in flight */
+    std::vector<size_t> groups;  /* for each committed group, how many of `products` came by then */
+    float *sums;                 /* of the products in flight: the registers, poisoned meanwhile */
+    std::vector<float> shadow;   /* their true values */
+    size_t issued;               /* wgmmas so far */
+    uint64_t proxy_fence;        /* when it last called fence.proxy.async */
+    int registers;               /* by setmaxnreg; 0: as launched */
+    bool fenced;                 /* wgmma.fence since the sums were delivered */
 };
 
 /* One CUDA thread. */
@@ -68,6 +90,8 @@ struct Fiber {
     void *race_detector; /* the thread sanitizer's fiber */
     std::vector<Copy> copies;
     std::vector<size_t> groups; /* for each committed group, how many of `copies` came by then */
+    const uint64_t *waits;      /* the mbarrier it waits at */
+    Warpgroup warpgroup;
 };
 
 extern Fiber *current;
@@ -81,6 +105,21 @@ int barrier_count(const char *site, int predicate, Count what);
 void collective(const char *name, Resolve resolve, unsigned mask, void *data, bool orders_memory);
 void yield();
 [[noreturn]] void die(const char *what);
+
+/* ---- mbarriers and copies that arrive at them ---------------------------------------------------
+ * Copies that arrive at an mbarrier complete when no thread can go on without them, in an order of
+ * the seed; from the start until then their target counts as unreadable. */
+void mbarrier_init(const uint64_t *barrier, unsigned count);
+void mbarrier_arrive(const uint64_t *barrier);
+void mbarrier_arrive_copied(const uint64_t *barrier);
+void mbarrier_wait(const uint64_t *barrier, unsigned parity);
+void copy_started(void *shared);
+void copy_done(const Copy &copy); /* after its bytes were written */
+
+/* Dynamic shared memory as the 32-bit addresses of PTX; where it starts depends on the seed and is
+ * a multiple of 16 alone. */
+unsigned shared_address(const void *shared);
+const char *shared_pointer(unsigned address);
 
 /* The block's copy of the static shared variable that `tag` stands for. */
 void *shared_variable(const void *tag, size_t bytes);

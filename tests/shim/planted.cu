@@ -1,6 +1,7 @@
 /* Kernels with and without mistakes for the test of the emulation itself. A barrier is left out
  * where LEAVE_OUT names it. */
 #include "kernels/cuda/portable.h"
+#include "kernels/cuda/warpgroup.h"
 #include "tests/shim/planted.h"
 
 /* Two barriers of one kernel, told apart so that a build can leave one out. */
@@ -107,4 +108,102 @@ __global__ static void past_end_kernel(float *to) {
 
 extern "C" int planted_past_end(float *to) {
     return CU_LAUNCH(past_end_kernel, 1, 32, 0, NULL, to);
+}
+
+/* ---- a pipeline of copies and products of a warpgroup -------------------------------------------
+ */
+
+enum : int { ROW = 128, SLOT = (PLANTED_LINES + PLANTED_COLS) * ROW, GROUP = 128 };
+
+/* Rows of 64 values of `from` into the slot, chunk by chunk. */
+__device__ static void fill(char *slot, const unsigned short *from, int rows, bool swizzled) {
+    for (int i = (int)threadIdx.x; i < rows * 8; i += GROUP) {
+        const int row = i / 8, chunk = i % 8;
+        cu_copy_async16(slot + row * ROW + (swizzled ? chunk ^ (row & 7) : chunk) * 16,
+                        from + row * PLANTED_DEPTH + chunk * 8, true);
+    }
+}
+
+__device__ static void produce(char *slot, uint64_t *full, uint64_t *empty, const unsigned short *a,
+                               const unsigned short *b, planted_mistake mistake) {
+    for (int round = 0; round < PLANTED_ROUNDS; round++) {
+        if (mistake != NO_EMPTY_WAIT)
+            cu_barrier_wait(empty, (unsigned)(round + 1) % 2);
+        fill(slot, a + round * PLANTED_LINES * PLANTED_DEPTH, PLANTED_LINES, mistake != NO_SWIZZLE);
+        fill(slot + PLANTED_LINES * ROW, b + round * PLANTED_COLS * PLANTED_DEPTH, PLANTED_COLS,
+             mistake != NO_SWIZZLE);
+        if (mistake != MISSING_ARRIVAL || threadIdx.x > 0)
+            cu_barrier_arrive_copied(full);
+    }
+}
+
+__device__ static void multiply(float (&sum)[PLANTED_COLS / 8][4], unsigned start,
+                                planted_mistake mistake) {
+    const uint64_t stride = mistake == WRONG_STRIDE ? 4 * ROW / 16 : 8 * ROW / 16;
+    const uint64_t high = stride << 32 | (uint64_t)1 << 62;
+    const uint64_t second = mistake == WARPS_DIFFER && threadIdx.x / 32 == 5 ? 2 : 0;
+    for (uint64_t i = 0; i < PLANTED_DEPTH / 16; i++)
+        cu_wgmma<false, false>(sum, high | (start / 16 + 2 * i + second),
+                               high | (start / 16 + PLANTED_LINES * ROW / 16 + 2 * i));
+    if (mistake != NO_COMMIT)
+        cu_wgmma_commit();
+}
+
+__device__ static void consume(unsigned start, uint64_t *full, uint64_t *empty, float *to,
+                               planted_mistake mistake) {
+    float sum[PLANTED_COLS / 8][4] = {};
+    float early = 0;
+    for (int round = 0; round < PLANTED_ROUNDS; round++) {
+        if (mistake != NO_FULL_WAIT)
+            cu_barrier_wait(full, (unsigned)round % 2);
+        if (mistake != NO_PROXY_FENCE)
+            cu_fence_async_proxy();
+        if (mistake != NO_WGMMA_FENCE)
+            cu_wgmma_fence();
+        multiply(sum, start, mistake);
+        if (mistake == EARLY_RELEASE && threadIdx.x % 32 == 0)
+            cu_barrier_arrive(empty);
+        if (mistake == EARLY_RELEASE)
+            cu_barrier_wait(full, (unsigned)(round + 1) % 2);
+        if (mistake == EARLY_READ)
+            early += sum[0][0];
+        if (mistake == EARLY_WRITE)
+            sum[0][0] = 0;
+        cu_wgmma_finish(sum);
+        if (mistake != EARLY_RELEASE && threadIdx.x % 32 == 0)
+            cu_barrier_arrive(empty);
+    }
+    const int line = (int)threadIdx.x % GROUP / 32 * 16 + (int)threadIdx.x % 32 / 4;
+    for (int j = 0; j < PLANTED_COLS / 8; j++)
+        for (int i = 0; i < 4; i++)
+            to[(line + i / 2 * 8) * PLANTED_COLS + 8 * j + (int)threadIdx.x % 4 * 2 + i % 2] =
+                sum[j][i] + (mistake == EARLY_READ ? early : 0);
+}
+
+__global__ static void product_kernel(const unsigned short *a, const unsigned short *b, float *to,
+                                      planted_mistake mistake) {
+    CU_SHARED(uint64_t, barrier, [2]);
+    CU_DYN_SHARED(char, shared);
+    char *slot =
+        shared +
+        (mistake == MISALIGNED_SLOT ? 16 : (1024 - cu_shared_address(shared) % 1024) % 1024);
+    if (threadIdx.x == 0) {
+        cu_barrier_init(&barrier[0], GROUP);
+        cu_barrier_init(&barrier[1], GROUP / 32);
+    }
+    if (mistake != NO_SYNC_OF_BARRIERS)
+        __syncthreads();
+    if (threadIdx.x < GROUP) {
+        if (mistake != TOO_MANY_REGISTERS)
+            cu_fewer_registers<40>();
+        produce(slot, &barrier[0], &barrier[1], a, b, mistake);
+    } else {
+        cu_more_registers<256>();
+        consume(cu_shared_address(slot), &barrier[0], &barrier[1], to, mistake);
+    }
+}
+
+extern "C" int planted_product(const unsigned short *a, const unsigned short *b, float *to,
+                               planted_mistake mistake) {
+    return CU_LAUNCH(product_kernel, 1, 2 * GROUP, SLOT + 1024, NULL, a, b, to, mistake);
 }

@@ -64,17 +64,16 @@ static void matrices_as_the_manual_says(void **state) {
 }
 
 /* What a child that makes the mistake writes to its standard error; it must not end well. */
-static void report_of(int (*mistake)(float *), char *text, size_t size) {
+static void report_of(int (*mistake)(float *to, int which), int which, char *text, size_t size) {
     int ends[2];
     assert_int_equal(pipe(ends), 0);
     const pid_t child = fork();
     assert_true(child >= 0);
     if (child == 0) {
-        static float to[N];
+        static float to[PLANTED_LINES * PLANTED_COLS];
         dup2(ends[1], 2);
         signal(SIGABRT, SIG_DFL);
-        mistake(to);
-        _exit(0);
+        _exit(mistake(to, which));
     }
     close(ends[1]);
     size_t n = 0;
@@ -87,20 +86,106 @@ static void report_of(int (*mistake)(float *), char *text, size_t size) {
     assert_false(WIFEXITED(status) && WEXITSTATUS(status) == 0);
 }
 
+static int divergent(float *to, int which) {
+    return planted_divergent(to);
+}
+static int absent(float *to, int which) {
+    return planted_absent(to);
+}
+#if defined(__SANITIZE_ADDRESS__)
+static int past_end(float *to, int which) {
+    return planted_past_end(to);
+}
+#endif
+
 static void mistakes_are_reported(void **state) {
     char text[4096];
-    report_of(planted_divergent, text, sizeof text);
+    report_of(divergent, 0, text, sizeof text);
     assert_non_null(strstr(text, "wait at different __syncthreads()"));
     assert_non_null(strstr(text, "divergent_kernel"));
-    report_of(planted_absent, text, sizeof text);
+    report_of(absent, 0, text, sizeof text);
     assert_non_null(strstr(text, "names a lane that"));
 #if defined(__SANITIZE_ADDRESS__)
-    report_of(planted_past_end, text, sizeof text);
+    report_of(past_end, 0, text, sizeof text);
     assert_non_null(strstr(text, "heap-buffer-overflow"));
 #endif
 }
 
-static int neighbours_once(float *to) {
+/* ---- warpgroups ---------------------------------------------------------------------------------
+ */
+
+/* bf16 of a small whole number: sums of its products are exact. */
+static uint16_t whole(int n) {
+    const float f = (float)n;
+    uint32_t word;
+    memcpy(&word, &f, sizeof word);
+    return (uint16_t)(word >> 16);
+}
+
+/* 0: the product came out right. */
+static int product(float *to, int mistake) {
+    enum { L = PLANTED_LINES, C = PLANTED_COLS, D = PLANTED_DEPTH };
+    static int x[PLANTED_ROUNDS][L][D], y[PLANTED_ROUNDS][C][D];
+    static _Alignas(16) uint16_t a[PLANTED_ROUNDS][L][D], b[PLANTED_ROUNDS][C][D];
+    for (int r = 0; r < PLANTED_ROUNDS; r++)
+        for (int d = 0; d < D; d++) {
+            for (int l = 0; l < L; l++)
+                a[r][l][d] = whole(x[r][l][d] = (r * 31 + l * 17 + d * 7) % 23 - 11);
+            for (int c = 0; c < C; c++)
+                b[r][c][d] = whole(y[r][c][d] = (r * 13 + c * 29 + d * 5) % 19 - 9);
+        }
+    assert_int_equal(planted_product(&a[0][0][0], &b[0][0][0], to, (planted_mistake)mistake), 0);
+    for (int l = 0; l < L; l++)
+        for (int c = 0; c < C; c++) {
+            int want = 0;
+            for (int r = 0; r < PLANTED_ROUNDS; r++)
+                for (int d = 0; d < D; d++)
+                    want += x[r][l][d] * y[r][c][d];
+            if (!(to[l * C + c] == (float)want))
+                return 1;
+        }
+    return 0;
+}
+
+static void products_right_in_any_order(void **state) {
+    const char *seeds[] = {"0", "1", "2", "3", "4"};
+    for (int i = 0; i < COUNT_OF(seeds); i++) {
+        float to[PLANTED_LINES * PLANTED_COLS];
+        setenv("CUEMU_SEED", seeds[i], 1);
+        assert_int_equal(product(to, NO_MISTAKE), 0);
+    }
+}
+
+/* What the emulation says; NULL: nothing, but the result is wrong. */
+static const char *const product_mistakes[MISTAKES] = {
+    [NO_FULL_WAIT] = "reads shared memory that a copy in flight writes",
+    [NO_EMPTY_WAIT] = "copy",
+    [EARLY_RELEASE] = "overwrites shared memory that a wgmma in flight reads",
+    [MISSING_ARRIVAL] = "an mbarrier for a phase that nothing completes",
+    [NO_SYNC_OF_BARRIERS] = "not been initialised",
+    [NO_SWIZZLE] = NULL,
+    [MISALIGNED_SLOT] = NULL,
+    [WRONG_STRIDE] = NULL,
+    [NO_PROXY_FENCE] = "without a fence.proxy.async",
+    [NO_WGMMA_FENCE] = "no wgmma.fence",
+    [NO_COMMIT] = "",
+    [EARLY_READ] = NULL,
+    [EARLY_WRITE] = "sums were written",
+    [WARPS_DIFFER] = "ask for different products",
+    [TOO_MANY_REGISTERS] = "more registers than the block has",
+};
+
+static void product_mistakes_are_found(void **state) {
+    for (int m = NO_MISTAKE + 1; m < MISTAKES; m++) {
+        char text[4096];
+        setenv("CUEMU_SEED", m == NO_SYNC_OF_BARRIERS ? "1" : "0", 1);
+        report_of(product, m, text, sizeof text);
+        if (product_mistakes[m] && !strstr(text, product_mistakes[m]))
+            fail_msg("mistake %d is reported as: %s", m, text);
+    }
+}
+
+static int neighbours_once(float *to, int which) {
     float from[N] = {0};
     return planted_neighbours(from, to, 3);
 }
@@ -109,7 +194,7 @@ static int neighbours_once(float *to) {
 static void missing_barrier_is_found(void **state) {
 #if defined(__SANITIZE_THREAD__)
     char text[4096];
-    report_of(neighbours_once, text, sizeof text);
+    report_of(neighbours_once, 0, text, sizeof text);
     assert_non_null(strstr(text, "data race"));
     assert_non_null(strstr(text, "planted.cu"));
 #else
@@ -126,10 +211,9 @@ static void missing_barrier_is_found(void **state) {
 
 int main(int argc, char **argv) {
     const struct CMUnitTest sound[] = {
-        cmocka_unit_test(right_in_any_order),
-        cmocka_unit_test(copies_need_their_wait),
-        cmocka_unit_test(matrices_as_the_manual_says),
-        cmocka_unit_test(mistakes_are_reported),
+        cmocka_unit_test(right_in_any_order),          cmocka_unit_test(copies_need_their_wait),
+        cmocka_unit_test(matrices_as_the_manual_says), cmocka_unit_test(mistakes_are_reported),
+        cmocka_unit_test(products_right_in_any_order), cmocka_unit_test(product_mistakes_are_found),
     };
     const struct CMUnitTest broken[] = {cmocka_unit_test(missing_barrier_is_found)};
     return argc > 1 ? cmocka_run_group_tests(broken, NULL, NULL)
