@@ -21,6 +21,7 @@ typedef struct cutter {
     int64_t first_step, last_step; /* recorded numbers */
     kept *of_rank;                 /* [ranks] in the micro-batch at hand; tokens -1: not seen yet */
     int64_t tokens;                /* written */
+    int64_t reached;               /* step of the last call written */
     bool full;
     int64_t *count;
     uint16_t *expert, *token_pairs;
@@ -184,6 +185,7 @@ static mz_code cut_call(cutter *c, int64_t index, mz_err *err) {
                                .token_begin = k->new_begin,
                                .tokens = k->tokens};
     code = read_call(c, index, &data, err);
+    c->reached = call->step;
     return code == MZ_OK ? mz_trace_write_call(c->writer, &data, err) : code;
 }
 
@@ -220,7 +222,7 @@ static mz_code cut_steps(cutter *c, mz_err *err) {
     mz_code code = MZ_OK;
     for (int64_t i = 0; i < c->trace->step_count && code == MZ_OK; i++) {
         const mz_trace_step *s = &c->trace->steps[i];
-        if (s->step >= c->first_step && s->step <= c->last_step)
+        if (s->step >= c->first_step && s->step <= (c->full ? c->reached : c->last_step))
             code = mz_trace_write_step(c->writer, s->step, s->loss, s->learning_rate, s->wall_time,
                                        err);
     }

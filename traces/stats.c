@@ -172,9 +172,12 @@ static void take_block(stats_pass *p, const mz_trace_call *call, int64_t first, 
 static mz_code take_pairs(stats_pass *p, int64_t index, mz_err *err) {
     const mz_trace_call *call = &p->calls[index];
     int32_t *now = NULL;
-    if (index == p->first || call[-1].layer != call->layer ||
-        call[-1].micro_batch != call->micro_batch || call[-1].step != call->step)
+    bool fresh = index == p->first || call[-1].micro_batch != call->micro_batch ||
+                 call[-1].step != call->step;
+    if (fresh || call[-1].layer != call->layer)
         swap_layers(p, call->layer);
+    if (fresh)
+        p->before.layer = -1;
     const int32_t *before = find_before(p, call);
     mz_code code = begin_firsts(p, call, &now, err);
     int64_t at = p->sequence_count ? mz_find_sequence(p->trace, call->token_begin) : 0;

@@ -33,6 +33,7 @@ struct mz_stats_sequence {
     int64_t clock;                   /* numbers windows, never the same twice */
     int64_t seen[MZ_STATS_DISTINCT]; /* distinct experts so far in the window */
     int64_t *half;                   /* [2][E] */
+    double *q;                       /* [E] scratch: share of tokens that chose the expert */
 };
 
 mz_code mz_stats_sequence_make(mz_arena *arena, int32_t layers, int32_t experts,
@@ -52,8 +53,9 @@ mz_code mz_stats_sequence_make(mz_arena *arena, int32_t layers, int32_t experts,
     s->window = MZ_NEW(arena, int64_t, WINDOWS * (int64_t)experts);
     s->stamp = MZ_NEW(arena, int64_t, experts);
     s->half = MZ_NEW(arena, int64_t, 2 * (int64_t)experts);
+    s->q = MZ_NEW(arena, double, experts);
     if (!s->layer || !s->window_sum || !s->window_square || !s->half_sum || !s->mark || !s->list ||
-        !s->listed || !s->window || !s->stamp || !s->half)
+        !s->listed || !s->window || !s->stamp || !s->half || !s->q)
         return mz_fail_nomem(err, "the statistics of sequences");
     return MZ_OK;
 }
@@ -194,11 +196,9 @@ static void half_correlation(const mz_stats_sequence *s, int32_t layer, const do
 void mz_stats_sequence_finish(const mz_stats_sequence *s, int32_t layer, const int64_t *chose,
                               int64_t tokens, double *metric) {
     const sequence_layer *row = &s->layer[layer];
-    double *q = mz_calloc((size_t)s->experts, sizeof *q), k = 0, square = 0;
-    if (!q || tokens == 0) {
-        free(q);
+    double *q = s->q, k = 0, square = 0;
+    if (tokens == 0)
         return;
-    }
     for (int32_t e = 0; e < s->experts; e++) {
         q[e] = (double)chose[e] / (double)tokens;
         k += q[e];
@@ -220,5 +220,4 @@ void mz_stats_sequence_finish(const mz_stats_sequence *s, int32_t layer, const i
             metric[MZ_DISTINCT + i] = (double)row->distinct[i] / (double)row->distinct_windows[i];
     }
     half_correlation(s, layer, q, metric);
-    free(q);
 }

@@ -1,25 +1,19 @@
 /* Skew of the loads of a layer: definitions in stats.h. */
 #include "traces/stats_private.h"
 
-#include <gsl/gsl_fit.h>
-#include <stdlib.h>
-
-/* sorted: ascending, with sum > 0. x, y: room for `experts` values each. */
-static double zipf_exponent(const int64_t *sorted, int32_t experts, double sum, double *x,
-                            double *y) {
-    double c0, c1, cov00, cov01, cov11, sumsq;
-    size_t n = 0;
-    for (int32_t i = 0; i < experts * 3 / 4; i++) {
-        int64_t load = sorted[experts - 1 - i];
-        if (load <= 0)
-            break;
-        x[n] = log(i + 1.0);
-        y[n++] = log((double)load / sum);
+/* Minus the slope of the least-squares line of log load on log rank; the total moves the line, not
+ * its slope. sorted: ascending. */
+static double zipf_exponent(const int64_t *sorted, int32_t experts) {
+    double x_mean = 0, y_mean = 0, xx = 0, xy = 0;
+    int32_t n = 0;
+    for (; n < experts * 3 / 4 && sorted[experts - 1 - n] > 0; n++) {
+        double x = log(n + 1.0), y = log((double)sorted[experts - 1 - n]), away = x - x_mean;
+        x_mean += away / (n + 1);
+        y_mean += (y - y_mean) / (n + 1);
+        xx += away * (x - x_mean);
+        xy += away * (y - y_mean);
     }
-    if (n < 2)
-        return NAN;
-    gsl_fit_linear(x, 1, y, 1, n, &c0, &c1, &cov00, &cov01, &cov11, &sumsq);
-    return -c1;
+    return n < 2 ? (double)NAN : -xy / xx;
 }
 
 static double log_sigma(const int64_t *sorted, int32_t experts) {
@@ -59,8 +53,5 @@ void mz_stats_skew(const int64_t *total, int32_t experts, int32_t ranks, int64_t
     metric[MZ_SKEW_RANKS] = most * ranks / sum;
     metric[MZ_SKEW_RANK_BALANCEDNESS] = sum / (most * ranks);
     metric[MZ_SKEW_SIGMA] = log_sigma(scratch, experts);
-    double *line = mz_calloc((size_t)experts * 2, sizeof *line);
-    if (line)
-        metric[MZ_SKEW_ZIPF] = zipf_exponent(scratch, experts, sum, line, line + experts);
-    free(line);
+    metric[MZ_SKEW_ZIPF] = zipf_exponent(scratch, experts);
 }

@@ -75,7 +75,8 @@ static void add_weights(mz_stats_token *t, int32_t layer, const float *weight, i
     if (t->bins && kept) {
         uint32_t bits;
         memcpy(&bits, &largest[0], sizeof bits);
-        t->bins[(int64_t)layer * BINS + (bits >> BIN_SHIFT & (BINS - 1))]++;
+        int32_t *bin = &t->bins[(int64_t)layer * BINS + (bits >> BIN_SHIFT & (BINS - 1))];
+        *bin += *bin < INT32_MAX; /* full after 2^31 tokens of one weight, which then count less */
     }
 }
 

@@ -258,19 +258,20 @@ static double rng_uniform(void *state) {
     return mz_rng_uniform(((mz_rng *)state));
 }
 
-static void rng_set(void *state, unsigned long seed) {
-    *(mz_rng *)state = mz_rng_make(seed, 0);
-}
-
-static const gsl_rng_type philox = {"philox4x32-10", 0xffffffffUL, 0,          sizeof(mz_rng),
-                                    rng_set,         rng_get,      rng_uniform};
+/* Never seeded by GSL. */
+static const gsl_rng_type philox = {.name = "philox4x32-10",
+                                    .max = 0xffffffffUL,
+                                    .size = sizeof(mz_rng),
+                                    .get = rng_get,
+                                    .get_double = rng_uniform};
 
 typedef struct history_job {
     mz_app *app;
     const mz_synth_history *h;
     mz_trace_writer *writer;
     mz_model_options options;
-    gsl_rng *rng;
+    mz_rng state;
+    gsl_rng rng;                 /* draws from the state */
     double *step, *rank, *batch; /* [layers][E] of the step; [ranks][layers][E]; [E] */
     unsigned *drawn;             /* [E] */
     int64_t *count;              /* [E] */
@@ -279,7 +280,7 @@ typedef struct history_job {
 
 static void restart(history_job *job, int64_t a, int64_t b, int64_t c, int64_t d) {
     uint64_t stream = mz_rng_stream((uint64_t)a, (uint64_t)b, (uint64_t)c, (uint64_t)d);
-    *(mz_rng *)gsl_rng_state(job->rng) = mz_rng_make(job->options.seed, stream);
+    job->state = mz_rng_make(job->options.seed, stream);
 }
 
 /* Shares around p whose scatter has correlation rho within the draw. */
@@ -287,7 +288,7 @@ static void dirichlet(history_job *job, const double *p, double rho, double *out
     int32_t experts = job->h->facts.experts;
     double sum = 0;
     for (int32_t e = 0; e < experts && rho > 1e-9; e++) {
-        out[e] = p[e] > 0 ? gsl_ran_gamma(job->rng, fmax(p[e] * (1 / rho - 1), 1e-6), 1) : 0;
+        out[e] = p[e] > 0 ? gsl_ran_gamma(&job->rng, fmax(p[e] * (1 / rho - 1), 1e-6), 1) : 0;
         sum += out[e];
     }
     for (int32_t e = 0; e < experts; e++)
@@ -349,9 +350,9 @@ static void step_shares(history_job *job, int64_t step, int32_t layer) {
         int64_t at = layer * experts + e;
         double mean =
             (1 - weight) * h->share[span * cells + at] + weight * h->share[other * cells + at];
-        share[e] =
-            mean + gsl_ran_gaussian(
-                       job->rng, sqrt(fmax(noise_of(h, row, e) - sampled_of(h, row, e, raked), 0)));
+        share[e] = mean + gsl_ran_gaussian(
+                              &job->rng,
+                              sqrt(fmax(noise_of(h, row, e) - sampled_of(h, row, e, raked), 0)));
         share[e] = share[e] > 0.02 * mean ? share[e] : 0.02 * mean;
         sum += share[e];
     }
@@ -380,7 +381,7 @@ static mz_code write_call(history_job *job, int64_t step, int32_t batch, int32_t
     const double *around = job->rank + (rank * h->facts.layers + layer) * experts;
     restart(job, 3, step * job->options.micro_batches + batch, layer, rank);
     dirichlet(job, around, h->micro_batch[row], job->batch);
-    gsl_ran_multinomial(job->rng, (size_t)experts, (unsigned)job->pairs, job->batch, job->drawn);
+    gsl_ran_multinomial(&job->rng, (size_t)experts, (unsigned)job->pairs, job->batch, job->drawn);
     for (int64_t e = 0; e < experts; e++)
         job->count[e] = job->drawn[e];
     limit_counts(job);
@@ -393,6 +394,8 @@ static mz_code write_call(history_job *job, int64_t step, int32_t batch, int32_t
                                .tokens = job->tokens,
                                .pairs = job->pairs,
                                .count = job->count};
+    if (job->app->stop && *job->app->stop)
+        return mz_fail(err, MZ_EABORTED, "interrupted; nothing was written");
     return mz_trace_write_call(job->writer, &call, err);
 }
 
@@ -463,13 +466,13 @@ static mz_code prepare(history_job *job, mz_trace_facts *facts, mz_err *err) {
     snprintf(facts->source, sizeof facts->source, "synthetic: history like %.120s, seed %llu",
              h->facts.name, (unsigned long long)o->seed);
     snprintf(facts->producer, sizeof facts->producer, "mizan %.64s", job->app->version);
-    job->rng = gsl_rng_alloc(&philox);
+    job->rng = (gsl_rng){&philox, &job->state};
     job->step = mz_calloc(cells, sizeof *job->step);
     job->rank = mz_calloc(cells * (size_t)o->ranks, sizeof *job->rank);
     job->batch = mz_calloc((size_t)h->facts.experts, sizeof *job->batch);
     job->drawn = mz_calloc((size_t)h->facts.experts, sizeof *job->drawn);
     job->count = mz_calloc((size_t)h->facts.experts, sizeof *job->count);
-    if (job->rng && job->step && job->rank && job->batch && job->drawn && job->count)
+    if (job->step && job->rank && job->batch && job->drawn && job->count)
         return MZ_OK;
     return mz_fail_nomem(err, "a generator of counts");
 }
@@ -488,8 +491,6 @@ mz_code mz_history_write(mz_app *app, const mz_synth_history *history,
         for (int64_t s = 0; s < job.options.steps && !code; s++) {
             code = write_step(&job, s, err);
             mz_progress_update(&progress, s);
-            if (!code && app->stop && *app->stop)
-                code = mz_fail(err, MZ_EABORTED, "interrupted; nothing was written");
         }
         mz_progress_end(&progress);
     }
@@ -497,8 +498,6 @@ mz_code mz_history_write(mz_app *app, const mz_synth_history *history,
         code = mz_trace_writer_close(&job.writer, err);
     if (job.writer)
         mz_trace_writer_abandon(&job.writer);
-    if (job.rng)
-        gsl_rng_free(job.rng);
     free(job.step);
     free(job.rank);
     free(job.batch);

@@ -339,14 +339,14 @@ static mz_code load_sequences(scan *s, mz_err *err) {
     static const mz_column_id ids[] = {MZ_COL_SEQ_TOKEN_BEGIN, MZ_COL_SEQ_TOKENS,
                                        MZ_COL_SEQ_DOMAIN};
     mz_trace *trace = s->trace;
-    int64_t rows, value[3], end = 0;
+    int64_t rows, value[3], end = 0, kept = 0;
     size_t cap = 0, range = 0;
     if (!trace->col[ids[0]].usable || !trace->col[ids[1]].usable)
         return MZ_OK;
     mz_code code = same_rows(trace, ids, 3, s->faults, &rows);
-    bool keep = true;
     value[2] = -1;
     for (int64_t i = 0; i < rows && code == MZ_OK; i++) {
+        bool keep = true;
         for (int c = 0; c < 3 && code == MZ_OK; c++)
             if (trace->col[ids[c]].usable)
                 code = mz_column_ints(trace, ids[c], i, 1, &value[c], err);
@@ -359,12 +359,14 @@ static mz_code load_sequences(scan *s, mz_err *err) {
         mz_trace_sequence q = {value[0], value[1], (int32_t)value[2]};
         if (code == MZ_OK)
             code = check_sequence(s, i, &q, end, &range, &keep);
-        if (code != MZ_OK || !keep)
+        if (code != MZ_OK)
             break;
-        if (!mz_grow((void **)&trace->sequences, &cap, (size_t)i + 1, sizeof q))
+        if (!keep)
+            continue;
+        if (!mz_grow((void **)&trace->sequences, &cap, (size_t)kept + 1, sizeof q))
             return mz_fail_nomem(err, "the sequences of the trace");
-        trace->sequences[i] = q;
-        trace->sequence_count = i + 1;
+        trace->sequences[kept++] = q;
+        trace->sequence_count = kept;
         end = q.tokens > 0 && q.tokens < INT64_MAX / 4 && q.token_begin < INT64_MAX / 4
                   ? q.token_begin + q.tokens
                   : end;

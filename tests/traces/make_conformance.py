@@ -98,16 +98,17 @@ def empty_rank():
 
 
 def cut_off():
-    """A killed writer's: the micro-batch of step 3 lacks its last call, and data and sequences of more were flushed."""
+    """A killed writer's: the micro-batch of step 3 lacks its last call, and data and sequences of more were flushed. Its
+    tokens come before all others on the axis."""
     t = Trace()
     t.root["complete"] = 0
-    for name, values in zip(CALLS, ((3, 3, 3), (0, 0, 0), (0, 0, 1), (0, 1, 0), (15, 18, 15), (3, 2, 3), (6, 4, 6))):
+    for name, values in zip(CALLS, ((3, 3, 3), (0, 0, 0), (0, 0, 1), (0, 1, 0), (0, 3, 0), (3, 2, 3), (6, 4, 6))):
         t.calls[name] += values
     t.calls["step"].append(3)  # the columns were flushed one after another
     for name, low in (("pairs/expert", 0), ("pairs/weight", 0)):
         t.data[name] = np.concatenate([t.data[name], t.data[name][:20]])
-    t.data["sequences/token_begin"] = np.array([5, 8, 10, 13, 15], "<i8")
-    t.data["sequences/tokens"] = np.array([3, 2, 3, 2, 3], "<i8")
+    t.data["sequences/token_begin"] = np.array([0, 5, 8, 10, 13], "<i8")
+    t.data["sequences/tokens"] = np.array([3, 3, 2, 3, 2], "<i8")
     return t
 
 

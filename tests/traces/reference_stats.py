@@ -290,8 +290,10 @@ def compare(name, path, ranks, first=None, last=None):
     return got
 
 
-def write(path, rng, kind, steps, batches, layers, ranks, experts, k, tokens, has_weight, has_sequences, step):
-    """A trace with loads that drift, repeat along sequences and hang together across layers."""
+def write(path, rng, kind, steps, batches, layers, ranks, experts, k, tokens, has_weight, has_sequences, step,
+          one_layer=False):
+    """A trace with loads that drift, repeat along sequences and hang together across layers; one_layer: micro-batch m has
+    layer m % layers alone."""
     f = h5py.File(path, "w")
     f.attrs.update(format="mizan-trace", format_version=1)
     f.create_group("model").attrs.update(layers=layers, experts=experts, top_k=k)
@@ -314,7 +316,7 @@ def write(path, rng, kind, steps, batches, layers, ranks, experts, k, tokens, ha
                     seqs.append((at, size))
                     at += size + int(rng.integers(0, 3))
                 token += n + int(rng.integers(0, 5))
-            for l in range(layers):
+            for l in [m % layers] if one_layer else range(layers):
                 for r, (begin, n) in enumerate(spans):
                     p = np.exp(taste[l] + rng.normal(0, 1, experts))
                     p /= p.sum()
@@ -356,6 +358,7 @@ def random_traces(directory):
               ("pairs", 1, 1, 3, 1, 8, 0, 700, True, True, "none"),
               ("pairs", 2, 1, 2, 2, 5, 2, 150, False, False, "forward"),
               ("pairs", 1, 2, 1, 1, 6, 1, 600, False, True, "none"),
+              ("pairs", 2, 4, 2, 1, 6, 2, 200, False, False, "iteration", True),
               ("counts", 115, 2, 2, 3, 7, 2, 50, False, False, "iteration")]
     for i, shape in enumerate(shapes):
         path = os.path.join(directory, f"random{i}.h5")

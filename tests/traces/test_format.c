@@ -123,7 +123,7 @@ static void check_tables(const fixture *f, const mz_trace *trace) {
         assert_int_equal(sequences[i].tokens, f->sequence[i].tokens);
         assert_int_equal(sequences[i].domain, f->sequence[i].domain);
     }
-    assert_int_equal(mz_trace_steps(trace, &steps), 1);
+    assert_int_equal(mz_trace_steps(trace, &steps), 2);
     assert_int_equal(steps[0].step, 5);
     assert_true(steps[0].loss == 2.5 && steps[0].learning_rate == 1e-3);
     assert_true(steps[0].wall_time == 0.25);
@@ -499,6 +499,11 @@ static void cut(fixture *f, const char *path, void *arg) {
     for (i = 0; i < n; i++)
         tokens += calls[i].layer == 0 ? calls[i].tokens : 0;
     assert_true(tokens > 0 && tokens <= 25);
+    /* Steps that are cut off are not described any more. */
+    const mz_trace_step *steps;
+    int64_t described = mz_trace_steps(small, &steps);
+    for (i = 0; i < described; i++)
+        assert_true(steps[i].step <= calls[n - 1].step);
     mz_trace_close(&small);
     mz_trace_close(&trace);
     free(got);

@@ -151,6 +151,7 @@ static inline void fixture_write(const fixture *f, const char *path, int deflate
     for (int i = 0; i < f->sequences; i++)
         assert_ok(mz_trace_write_sequence(writer, &f->sequence[i], &err), &err);
     assert_ok(mz_trace_write_step(writer, 5, 2.5, 1e-3, 0.25, &err), &err);
+    assert_ok(mz_trace_write_step(writer, 25, 2.25, 1e-4, 0.5, &err), &err);
     assert_ok(mz_trace_writer_close(&writer, &err), &err);
 }
 
