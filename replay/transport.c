@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 typedef struct kind_entry {
     const char *name;
@@ -46,11 +47,24 @@ static void *open_in(const char *folder, int length, const char *module) {
     return n > 0 && (size_t)n < sizeof path ? dlopen(path, RTLD_NOW | RTLD_GLOBAL) : NULL;
 }
 
+/* The program's own folder (a build tree), and where modules are installed. */
+static void default_folders(char *folders, size_t size) {
+    char program[3000];
+    const ssize_t length = readlink("/proc/self/exe", program, sizeof program - 1);
+    program[length > 0 ? length : 0] = 0;
+    char *slash = strrchr(program, '/');
+    if (slash)
+        *slash = 0;
+    snprintf(folders, size, "%s:%s", program, MZ_MODULE_DIR);
+}
+
 /* The module is found in the folders given or by the loader; `why` receives the last reason. */
-static void *open_module(const char *module, const char *folders, char *why, size_t size) {
-    const char *reason = NULL;
+static void *open_module(const char *module, const char *given, char *why, size_t size) {
+    char defaults[4096];
+    const char *reason = NULL, *folders = given ? given : defaults;
+    default_folders(defaults, sizeof defaults);
     snprintf(why, size, "not found");
-    while (folders && *folders) {
+    while (*folders) {
         const size_t length = strcspn(folders, ":");
         void *library = open_in(folders, (int)length, module);
         if (library)
@@ -61,8 +75,7 @@ static void *open_module(const char *module, const char *folders, char *why, siz
             snprintf(why, size, "%s", reason);
         folders += length + (folders[length] == ':');
     }
-    void *library = dlopen(module, RTLD_NOW | RTLD_GLOBAL);
-    return library;
+    return dlopen(module, RTLD_NOW | RTLD_GLOBAL);
 }
 
 static mz_code find_kind(mz_transport *t, const mz_transport_options *options, mz_err *err) {

@@ -27,14 +27,15 @@ typedef struct mz_transport_options {
     const char *name;    /* of the table */
     int32_t ranks;       /* R */
     double timeout_s;    /* 30 */
-    const char *lib_dir; /* folders, separated by ':', where libraries are looked for before the
-                            loader's own, or NULL */
+    const char *lib_dir; /* folders, separated by ':', where modules are looked for before the
+                            loader's own; NULL: the program's, and where they are installed */
     const volatile sig_atomic_t *stop; /* or NULL: once it is set, waiting ends with MZ_EABORTED
                                           (a launcher that ends a job asks first) */
 } mz_transport_options;
 
 /* One message. The k-th lane from one rank to another on the sender is the k-th on the receiver:
- * all processes list lanes in the same order, and may leave out those without an end of theirs. */
+ * all processes list lanes in the same order, and may leave out those without an end of theirs; a
+ * process that has none left may leave out the exchange. */
 typedef struct mz_lane {
     int32_t from, to;
     const void *send; /* context memory; read where `from` is local */

@@ -60,13 +60,15 @@ static mz_code add_message(mz_transport *t, mpi_link *l, int32_t peer, bool rece
         !mz_grow((void **)&l->status, &l->status_cap, need, sizeof *l->status) ||
         !mz_grow((void **)&l->done, &l->done_cap, need, sizeof *l->done))
         return mz_fail_nomem(err, "the messages of an exchange");
-    const int tag = 1 + (int)(l->sequence % TAGS);
+    mpi_count *count = &l->count[peer];
+    const int tag = 1 + (int)((receive ? count->received : count->sent) % TAGS);
     MPI_Request *request = &l->request[l->messages];
     const int status = receive
                            ? MPI_Irecv(memory, (int)bytes, MPI_BYTE, peer, tag, l->comm, request)
                            : MPI_Isend(memory, (int)bytes, MPI_BYTE, peer, tag, l->comm, request);
     if (status != MPI_SUCCESS)
         return mpi_fail(err, status, receive ? "a receive" : "a send");
+    *(receive ? &count->receives : &count->sends) = true;
     l->message[l->messages++] = (mpi_message){peer, (int32_t)bytes, receive};
     return MZ_OK;
 }
@@ -139,7 +141,12 @@ static mz_code wait_all(mz_transport *t, mpi_link *l, mz_err *err) {
     }
     l->broken = l->broken || code != MZ_OK;
     l->messages = 0;
-    l->sequence++;
+    for (int32_t p = 0; p < t->processes; p++) {
+        mpi_count *count = &l->count[p];
+        count->sent += count->sends;
+        count->received += count->receives;
+        count->sends = count->receives = false;
+    }
     return code;
 }
 
@@ -291,7 +298,8 @@ mz_code mpi_link_open(mz_transport *t, mpi_link *l, mz_err *err) {
     t->process = rank;
     t->processes = size;
     l->packed = mz_calloc((size_t)size, sizeof *l->packed);
-    return l->packed ? find_neighbours(t, l, err) : mz_fail_nomem(err, "a transport");
+    l->count = mz_calloc((size_t)size, sizeof *l->count);
+    return l->packed && l->count ? find_neighbours(t, l, err) : mz_fail_nomem(err, "a transport");
 }
 
 void mpi_link_close(mz_transport *t, mpi_link *l) {
@@ -299,13 +307,14 @@ void mpi_link_close(mz_transport *t, mpi_link *l) {
     if (!l->open || l->broken)
         return;
     /* Finalize waits for everybody without a deadline. */
-    if (l->packed && mpi_link_gather(t, l, NULL, 0, NULL, &ignored) != MZ_OK) {
+    if (l->count && mpi_link_gather(t, l, NULL, 0, NULL, &ignored) != MZ_OK) {
         mpi_link_end_others(l);
         return;
     }
     MPI_Comm_free(&l->comm);
     MPI_Finalize();
-    void *arrays[] = {l->request, l->message, l->status, l->done, l->packed, l->send, l->receive};
+    void *arrays[] = {l->request, l->message, l->status, l->done,
+                      l->packed,  l->count,   l->send,   l->receive};
     for (size_t i = 0; i < sizeof arrays / sizeof arrays[0]; i++)
         free(arrays[i]);
     *l = (mpi_link){0};

@@ -20,10 +20,16 @@ typedef struct mpi_packed {
     size_t send_bytes, receive_bytes; /* packed so far */
 } mpi_packed;
 
+/* Exchanges so far in which this process had something for a peer, and the peer for it: both ends
+ * count the same, so the tags keep processes that are out of step from mixing messages. */
+typedef struct mpi_count {
+    int64_t sent, received;
+    bool sends, receives; /* in the exchange under way */
+} mpi_count;
+
 typedef struct mpi_link {
     MPI_Comm comm;
     bool open, broken, ending; /* broken: a failure left messages under way */
-    int64_t sequence; /* of exchanges, in the tags: processes out of step do not mix messages */
     MPI_Request *request;
     mpi_message *message;
     MPI_Status *status;
@@ -31,6 +37,7 @@ typedef struct mpi_link {
     size_t request_cap, message_cap, status_cap, done_cap;
     int64_t messages;
     mpi_packed *packed; /* [processes] */
+    mpi_count *count;   /* [processes] */
     unsigned char *send, *receive;
     size_t send_cap, receive_cap;
     const mz_lane *lane; /* of the exchange under way */

@@ -1,0 +1,79 @@
+/* A replay: policies run step by step over a window of a trace, measured.
+ *
+ * The window is run in passes. In each pass engines, planners and the past start anew, so every
+ * pass makes the plans that a simulation of the window makes, from the same weights; a first pass
+ * of `warmup` steps is not recorded. Several policies take turns step by step (A B C A B C), so
+ * that what disturbs the machine disturbs all alike, where their memory fits side by side;
+ * otherwise they run one after another. */
+#ifndef MIZAN_REPLAY_RUN_H
+#define MIZAN_REPLAY_RUN_H
+
+#include "common/base/app.h"
+#include "common/io/result.h"
+#include "replay/measure.h"
+#include "replay/verify.h"
+#include "sim/cluster/cluster.h"
+#include "sim/model/model.h"
+
+/* What a test asks to go wrong (man page): in step `step` (of all that are executed, from 0), when
+ * `rank` has done its part of `phase`, or before its exchange. */
+typedef enum mz_fault_kind {
+    MZ_FAULT_NONE,
+    MZ_FAULT_KILL,    /* the rank's process is killed */
+    MZ_FAULT_HANG,    /* ... is stopped */
+    MZ_FAULT_CORRUPT, /* a byte of what its process receives next is changed */
+    MZ_FAULT_MEMORY   /* the `step`-th allocation of its process fails */
+} mz_fault_kind;
+typedef struct mz_fault {
+    mz_fault_kind kind;
+    mz_phase phase;
+    int32_t rank;
+    int64_t step;
+} mz_fault;
+/* "kill:PHASE:RANK:STEP", "hang:...", "corrupt:...", "oom:N:RANK"; NULL or "": none. */
+mz_code mz_fault_parse(const char *text, mz_fault *fault, mz_err *err);
+
+typedef enum mz_replay_order { MZ_ORDER_AUTO, MZ_ORDER_STEPS, MZ_ORDER_POLICIES } mz_replay_order;
+
+typedef struct mz_replay_options {
+    const mz_model *model;     /* resized: its layers are those that run */
+    const mz_cluster *cluster; /* what policies are told of the machine; its ranks are R */
+    const mz_optimizer *optimizer;
+    mz_dtype type;
+    bool recompute;
+    int64_t norm_hidden; /* hidden size that the trace's norms belong to */
+    int64_t repeat, warmup;
+    mz_replay_order order;
+    bool verify, digest;
+    uint64_t seed;
+    mz_fault fault;
+} mz_replay_options;
+
+/* The window from its first step on; what the last call gave is gone. */
+typedef struct mz_replay_window {
+    void *self;
+    mz_code (*restart)(void *self, mz_load_source *source, mz_err *err);
+    int64_t steps;
+} mz_replay_window;
+
+typedef struct mz_replay mz_replay;
+
+/* policies: texts. What is given outlives the replay; the transport is attached to `kernels`. */
+mz_code mz_replay_create(const mz_replay_options *options, char **policies, int count,
+                         mz_kernels *kernels, mz_transport *transport, mz_replay **replay,
+                         mz_err *err);
+void mz_replay_free(mz_replay **replay);
+/* Every process takes part; all have the results. */
+mz_code mz_replay_run(mz_replay *replay, const mz_replay_window *window, mz_app *app, mz_err *err);
+/* One run per policy in the order given; arrays live as long as the replay. */
+mz_code mz_replay_results(mz_replay *replay, mz_run *runs, mz_err *err);
+
+/* With digest: SHA-256 of y, dx, gradients and weights of a policy's recorded steps, in hex. */
+const char *mz_replay_digest(const mz_replay *replay, int policy, int64_t record);
+/* With verify: what this process compared, over all policies. */
+mz_verified mz_replay_verified(const mz_replay *replay);
+bool mz_replay_dealt(const mz_replay *replay);        /* pairs were made from counts */
+bool mz_replay_side_by_side(const mz_replay *replay); /* policies took turns step by step */
+int64_t mz_replay_reserved(const mz_replay *replay);  /* bytes got from the context, this process */
+
+#endif
