@@ -6,8 +6,8 @@
  *
  * x of a layer call: ||x||^2 as recorded (input_norm2), else H * 1 (unit variance).
  * g, the gradient of the layer's output: ||g||^2 as recorded (grad_norm2), else 1e-4 * H.
- * Recorded norms are scaled by H / (hidden size of the trace's model) where a run is narrower, so
- * that the variance of a value stays. */
+ * Recorded norms are scaled by H / job.norm_hidden where a run is narrower than the trace's model,
+ * so that the variance of a value stays. */
 #ifndef MIZAN_REPLAY_DATA_H
 #define MIZAN_REPLAY_DATA_H
 
@@ -36,7 +36,8 @@ typedef enum mz_data_matrix { MZ_DATA_UP, MZ_DATA_DOWN } mz_data_matrix;
 void mz_data_weights(const mz_replay_job *job, int32_t layer, int32_t expert, mz_data_matrix which,
                      float *value);
 
-/* Gate weight of a pair as the replay uses it: recorded, or 1/k. */
+/* Gate weight of a pair as the replay uses it: recorded, or 1/k (where k varies: 1 over the call's
+ * mean). `pair` counts as in call->pairs. */
 float mz_data_weight(const mz_replay_job *job, const mz_replay_call *call, int64_t pair);
 
 /* fp32 to the storage type and back, nearest even. */

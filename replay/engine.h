@@ -26,7 +26,7 @@ mz_code mz_engine_create(const mz_replay_job *job, mz_kernels *kernels, mz_trans
                          mz_heap *heap, mz_engine **engine, mz_err *err);
 void mz_engine_free(mz_engine **engine);
 
-/* ordinal: 0, 1, 2, ... of the run. */
+/* ordinal: 0, 1, 2, ... of the run. Clears the figures and starts the heap's peaks anew. */
 mz_code mz_engine_begin_step(mz_engine *engine, int64_t ordinal, mz_err *err);
 mz_code mz_engine_forward(mz_engine *engine, const mz_replay_call *call, const mz_plan *plan,
                           mz_err *err);
@@ -62,12 +62,20 @@ typedef struct mz_engine_seen {
     int64_t tokens;
     const void *y;        /* [tokens][H] after forward; else NULL */
     const void *dx;       /* [tokens][H] after backward; else NULL */
-    const uint8_t *keep;  /* (host) [pairs of the rank] 1: has gradient; NULL: all that are not
-                             dropped */
-    const float *dweight; /* (host) [pairs of the rank] gradient of the gate weight where kept, or
-                             NULL where the policy does not carry it */
+    const uint8_t *keep;  /* (host) [pairs of the rank] 1: computed (after forward), has gradient
+                             (after backward); NULL: all */
+    const float *dweight; /* (host) [pairs of the rank] gradient of the gate weight after backward:
+                             of kept pairs with a weight above 0, else 0 */
 } mz_engine_seen;
 typedef mz_code (*mz_engine_watch)(void *self, const mz_engine_seen *seen, mz_err *err);
 void mz_engine_set_watch(mz_engine *engine, mz_engine_watch watch, void *self);
+
+/* ---- what a run may do between phases: interrupts, injected faults
+ * ----------------------------------- Called, when set, when a local rank's part of a phase is done
+ * (rank), and before the lanes of an exchange run (this process's first rank). An error ends the
+ * call with it. */
+typedef mz_code (*mz_engine_notice)(void *self, int32_t rank, mz_phase phase, int32_t layer,
+                                    mz_err *err);
+void mz_engine_set_notice(mz_engine *engine, mz_engine_notice notice, void *self);
 
 #endif

@@ -27,6 +27,8 @@ struct mz_engine {
     mz_engine_figures figures;
     mz_engine_watch watch;
     void *watcher;
+    mz_engine_notice notice;
+    void *noticer;
     struct engine_rank *rank;     /* [local] buffers of each rank; layer.c */
     struct engine_shared *shared; /* scratch of all ranks; layer.c */
 };
@@ -39,6 +41,8 @@ struct mz_engine {
 double engine_start(mz_engine *e);
 mz_code engine_charge(mz_engine *e, int32_t rank, mz_phase phase, int32_t layer, double start,
                       mz_err *err);
+/* What the process did once for all of its ranks: equal shares. */
+void engine_charge_shared(mz_engine *e, mz_phase phase, int32_t layer, double start);
 void engine_untimed(mz_engine *e, double start); /* what passed is nobody's */
 
 /* Status of a kernel call as an error that says which operation, rank and layer. */
@@ -51,5 +55,8 @@ mz_code engine_add_lane(mz_engine *e, int32_t from, int32_t to, const void *send
                         int64_t bytes, int64_t *counter, mz_err *err);
 /* Runs the lanes collected, charges each local rank's time to the phase, and empties the list. */
 mz_code engine_exchange(mz_engine *e, mz_phase phase, int32_t layer, mz_err *err);
+/* mz_transport_gather of host memory; what passed since `start` is charged in equal shares. */
+mz_code engine_gather(mz_engine *e, const void *mine, size_t bytes, void *all, mz_phase phase,
+                      int32_t layer, double start, mz_err *err);
 
 #endif
