@@ -1,4 +1,4 @@
-/* The score of a pair, one text for the host and for CUDA, so that both agree bit by bit. Internal
+/* The score of a pair, as the host computes it as well (host/pairs.c), bit by bit. Internal
  * to kernels/. */
 #ifndef MIZAN_KERNELS_SCORES_H
 #define MIZAN_KERNELS_SCORES_H

@@ -64,6 +64,12 @@ typedef struct mz_simd {
     float (*swiglu)(mz_dtype type, void *h, const void *u, const void *v, int64_t n, bool stream);
     /* du, dv of dh * factor, h again; returns <dh, h> before the factor. */
     float (*swiglu_back)(const mz_swiglu_row *row, mz_dtype type, bool stream);
+    /* score = w^2 a b from left to right, at most FLT_MAX */
+    void (*products)(float *score, const float *w, const float *a, const float *b, int64_t n);
+    /* u of pairs `first` and on: mz_unit_float of mz_pair_bits */
+    void (*draws)(float *u, uint64_t seed, uint64_t first, int64_t n);
+    /* score = sqrt(score) / u, at most FLT_MAX */
+    void (*priorities)(float *score, const float *u, int64_t n);
     void (*settle)(void);
 } mz_simd;
 extern const mz_simd mz_simd_base, mz_simd_avx2, mz_simd_avx512;

@@ -313,4 +313,59 @@ INLINE lanes sigmoid_bf16(lanes x) {
     return 1.0f / (1.0f + (lanes)((bits)e + ((bits)n << 23)));
 }
 
+/* ---- Philox -------------------------------------------------------------------------------------
+ * Words are kept in the lower halves of 64-bit lanes, a block of mz_philox_at in each: what a
+ * product leaves in the upper halves disturbs neither products nor exclusive ors. */
+enum { BLOCKS = LANES / 2, ROUNDS = 10 };
+
+typedef uint64_t words __attribute__((vector_size(4 * LANES)));
+
+/* Products of the lower halves. */
+INLINE words multiply(words x, uint32_t factor) {
+#if defined(__AVX512F__)
+    return (words)_mm512_mul_epu32((__m512i)x, _mm512_set1_epi64(factor));
+#elif defined(__AVX2__)
+    return (words)_mm256_mul_epu32((__m256i)x, _mm256_set1_epi64x(factor));
+#elif defined(__x86_64__)
+    return (words)_mm_mul_epu32((__m128i)x, _mm_set1_epi64x(factor));
+#else
+    return (x & 0xffffffffu) * factor;
+#endif
+}
+
+typedef struct round_keys {
+    words first[ROUNDS], second[ROUNDS];
+} round_keys;
+INLINE round_keys keys_of(uint64_t seed) {
+    round_keys keys;
+    uint64_t k0 = seed, k1 = seed >> 32;
+    for (int i = 0; i < ROUNDS; i++, k0 += 0x9E3779B9u, k1 += 0xBB67AE85u) {
+        keys.first[i] = (words){0} + k0;
+        keys.second[i] = (words){0} + k1;
+    }
+    return keys;
+}
+
+/* The words of blocks `counter`, and of those BLOCKS further on: one set works while the other
+ * waits for its products. Upper halves are left over. */
+INLINE void philox_twice(const round_keys *keys, words counter, uint64_t b, uint64_t c,
+                         words x[2][4]) {
+    for (int s = 0; s < 2; s++) {
+        const words at = counter + (uint64_t)(s * BLOCKS);
+        x[s][0] = at;
+        x[s][1] = at >> 32;
+        x[s][2] = 0 * at + b;
+        x[s][3] = 0 * at + c;
+    }
+    for (int i = 0; i < ROUNDS; i++)
+        for (int s = 0; s < 2; s++) {
+            const words first = multiply(x[s][0], 0xD2511F53u);
+            const words second = multiply(x[s][2], 0xCD9E8D57u);
+            x[s][0] = second >> 32 ^ (x[s][1] ^ keys->first[i]);
+            x[s][1] = second;
+            x[s][2] = first >> 32 ^ (x[s][3] ^ keys->second[i]);
+            x[s][3] = first;
+        }
+}
+
 #endif

@@ -1,28 +1,91 @@
 /* Operations on pairs: scores, grouping by expert, prefix sums, selection, arrangement. */
 #include "kernels/host/host.h"
 #include "kernels/arithmetic.h"
-#include "kernels/scores.h"
 
 #include <stdlib.h>
 
 /* ---- scores -------------------------------------------------------------------------------------
  */
 
+/* Pairs whose factors stand beside each other in the first-level cache. */
+enum { SCORED = 512 };
+
+typedef struct scoring {
+    const mz_simd *simd;
+    const mz_score_args *args;
+    float one[SCORED]; /* factors that a score has not; they change no bit */
+} scoring;
+
+static int64_t pairs_before(const mz_score_args *a, int64_t token) {
+    return a->token_begin ? a->token_begin[token] : token * a->k;
+}
+
+/* to[i] = value of the token of pair first + i; `token` is that of the first pair. Four at a time,
+ * over what the next token overwrites: `to` has room for three more. */
+static void spread(const mz_score_args *a, const float *value, int64_t token, int64_t first,
+                   int64_t n, float *to) {
+    int64_t i = 0, stop = pairs_before(a, token + 1) - first;
+    for (;;) {
+        const float four[4] = {value[token], value[token], value[token], value[token]};
+        const int64_t end = stop < n ? stop : n;
+        for (; i < end; i += 4)
+            memcpy(to + i, four, sizeof four);
+        if (stop >= n)
+            return;
+        i = stop;
+        token++;
+        stop = a->token_begin ? a->token_begin[token + 1] - first : stop + a->k;
+    }
+}
+
+/* Scores of n pairs, n <= SCORED: as mz_score_of. */
+static void score_some(const scoring *s, int64_t token, int64_t first, int64_t n) {
+    const mz_score_args *a = s->args;
+    const mz_score kind = a->kind;
+    float *score = a->score + first, grad[SCORED + 3], input[SCORED + 3];
+    const uint64_t number = a->first_pair + (uint64_t)first;
+    if (kind == MZ_SCORED_RANDOM) {
+        s->simd->draws(score, a->seed, number, n);
+        return;
+    }
+    const bool of_grad = kind == MZ_SCORED_DOWN || kind == MZ_SCORED_UP || kind == MZ_SCORED_G ||
+                         kind == MZ_SCORED_SAMPLE;
+    const bool of_hidden = kind == MZ_SCORED_DOWN || kind == MZ_SCORED_WH || kind == MZ_SCORED_H ||
+                           kind == MZ_SCORED_SAMPLE;
+    const bool of_weight = a->weight && kind != MZ_SCORED_G && kind != MZ_SCORED_H;
+    if (of_grad)
+        spread(a, a->grad_norm2, token, first, n, grad);
+    if (kind == MZ_SCORED_UP)
+        spread(a, a->input_norm2, token, first, n, input);
+    s->simd->products(score, of_weight ? a->weight + first : s->one, of_grad ? grad : s->one,
+                      of_hidden              ? a->hidden_norm2 + first
+                      : kind == MZ_SCORED_UP ? input
+                                             : s->one,
+                      n);
+    if (kind == MZ_SCORED_SAMPLE) {
+        s->simd->draws(grad, a->seed, number, n);
+        s->simd->priorities(score, grad, n);
+    }
+}
+
 static void score_range(void *argument, int64_t first, int64_t end) {
-    const mz_score_args *a = argument;
-    for (int64_t token = first; token < end; token++) {
-        const int64_t begin = a->token_begin ? a->token_begin[token] : token * a->k;
-        const int64_t stop = a->token_begin ? a->token_begin[token + 1] : begin + a->k;
-        for (int64_t pair = begin; pair < stop; pair++)
-            a->score[pair] = mz_score_of(a, token, pair);
+    const scoring *s = argument;
+    const int64_t stop = pairs_before(s->args, end);
+    int64_t token = first;
+    for (int64_t pair = pairs_before(s->args, first); pair < stop; pair += SCORED) {
+        while (pairs_before(s->args, token + 1) <= pair)
+            token++;
+        score_some(s, token, pair, stop - pair < SCORED ? stop - pair : SCORED);
     }
 }
 
 mz_kstatus mz_host_score_pairs(mz_kernels *k, mz_kstream stream, const mz_score_args *a) {
     (void)stream;
-    mz_score_args args = *a;
+    scoring s = {.simd = mz_host_of(k)->simd, .args = a};
+    for (int i = 0; i < SCORED; i++)
+        s.one[i] = 1;
     const int64_t each = a->tokens > 0 ? a->pairs / a->tokens + 1 : 1;
-    mz_pool_range(mz_host_of(k)->pool, score_range, &args, a->tokens, 16 * each);
+    mz_pool_range(mz_host_of(k)->pool, score_range, &s, a->tokens, 16 * each);
     return MZ_K_OK;
 }
 

@@ -256,6 +256,59 @@ static float swiglu_back(const mz_swiglu_row *r, mz_dtype type, bool stream) {
     return way == STREAM ? swiglu_back_of(*r, MZ_F32, STREAM) : swiglu_back_of(*r, MZ_F32, CACHED);
 }
 
+/* ---- scores -------------------------------------------------------------------------------------
+ */
+
+/* As mz_finite_score. */
+INLINE lanes bounded(lanes x) {
+    return smaller(x, all_lanes(FLT_MAX));
+}
+
+static void products(float *score, const float *w, const float *a, const float *b, int64_t n) {
+    int64_t i = 0;
+    for (; i + LANES <= n; i += LANES) {
+        const lanes v = load_f32(w + i);
+        store_f32(score + i, bounded(v * v * load_f32(a + i) * load_f32(b + i)));
+    }
+    if (i < n) {
+        const lanes v = load_some_f32(w + i, n - i);
+        store_some_f32(score + i,
+                       bounded(v * v * load_some_f32(a + i, n - i) * load_some_f32(b + i, n - i)),
+                       n - i);
+    }
+}
+
+/* The first words of 2 * BLOCKS blocks, as mz_unit_float reads them. */
+INLINE void unit_floats(const round_keys *keys, uint64_t pair, float u[2 * BLOCKS]) {
+    words lane, x[2][4];
+    for (int i = 0; i < BLOCKS; i++)
+        lane[i] = (uint64_t)i;
+    philox_twice(keys, lane + pair, 0x70616972u, 0, x);
+    for (int s = 0; s < 2; s++)
+        for (int i = 0; i < BLOCKS; i++)
+            u[s * BLOCKS + i] = mz_unit_float((uint32_t)x[s][0][i]);
+}
+
+static void draws(float *u, uint64_t seed, uint64_t first, int64_t n) {
+    const round_keys keys = keys_of(seed);
+    int64_t i = 0;
+    for (; i + 2 * BLOCKS <= n; i += 2 * BLOCKS)
+        unit_floats(&keys, first + (uint64_t)i, u + i);
+    if (i < n) {
+        float some[2 * BLOCKS];
+        unit_floats(&keys, first + (uint64_t)i, some);
+        memcpy(u + i, some, sizeof *u * (size_t)(n - i));
+    }
+}
+
+static void priorities(float *score, const float *u, int64_t n) {
+    int64_t i = 0;
+    for (; i + LANES <= n; i += LANES)
+        store_f32(score + i, bounded(root_of(load_f32(score + i)) / load_f32(u + i)));
+    for (; i < n; i++)
+        score[i] = mz_finite_score(sqrtf(score[i]) / u[i]);
+}
+
 /* What was streamed is in memory before what follows. */
 static void settle(void) {
 #if defined(__x86_64__)
@@ -273,4 +326,7 @@ const mz_simd MZ_TABLE(mz_simd) = {.name = MZ_SIMD_TEXT,
                                    .combine = combine,
                                    .swiglu = swiglu,
                                    .swiglu_back = swiglu_back,
+                                   .products = products,
+                                   .draws = draws,
+                                   .priorities = priorities,
                                    .settle = settle};

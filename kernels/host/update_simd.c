@@ -9,27 +9,11 @@
 enum { CHUNK = 512 };
 
 /* ---- random bits --------------------------------------------------------------------------------
- * Words are kept in the lower halves of 64-bit lanes, a block of mz_philox_at in each: what a
- * product leaves in the upper halves disturbs neither products nor exclusive ors. */
+ */
 
-enum { BLOCKS = LANES / 2, ROUNDS = 10, DRAWN_MOST = CHUNK + 8 + 16 * BLOCKS };
+enum { DRAWN_MOST = CHUNK + 8 + 16 * BLOCKS };
 
-typedef uint64_t words __attribute__((vector_size(4 * LANES)));
-
-/* Products of the lower halves. */
-INLINE words multiply(words x, uint32_t factor) {
-#if defined(__AVX512F__)
-    return (words)_mm512_mul_epu32((__m512i)x, _mm512_set1_epi64(factor));
-#elif defined(__AVX2__)
-    return (words)_mm256_mul_epu32((__m256i)x, _mm256_set1_epi64x(factor));
-#elif defined(__x86_64__)
-    return (words)_mm_mul_epu32((__m128i)x, _mm_set1_epi64x(factor));
-#else
-    return (x & 0xffffffffu) * factor;
-#endif
-}
-
-/* The first or second lane of each pair of lanes, of a and b in turn. */
+/* The lane of each pair of lanes that is named, of a and b in turn. */
 #if LANES == 16
 #define FIRSTS(a, b) __builtin_shufflevector(a, b, 0, 8, 2, 10, 4, 12, 6, 14)
 #define SECONDS(a, b) __builtin_shufflevector(a, b, 1, 9, 3, 11, 5, 13, 7, 15)
@@ -41,53 +25,24 @@ INLINE words multiply(words x, uint32_t factor) {
 #define SECONDS(a, b) __builtin_shufflevector(a, b, 1, 3)
 #endif
 
-typedef struct round_keys {
-    words first[ROUNDS], second[ROUNDS];
-} round_keys;
-
-/* Two sets of BLOCKS blocks each, so that one works while the other waits for its products. */
-INLINE void draw_blocks(const round_keys *keys, words counter, uint64_t tensor, uint64_t step,
-                        uint16_t *to) {
-    words x[2][4];
-    for (int s = 0; s < 2; s++) {
-        const words at = counter + (uint64_t)(s * BLOCKS);
-        x[s][0] = at;
-        x[s][1] = at >> 32;
-        x[s][2] = 0 * at + tensor;
-        x[s][3] = 0 * at + step;
-    }
-    for (int i = 0; i < ROUNDS; i++)
-        for (int s = 0; s < 2; s++) {
-            const words first = multiply(x[s][0], 0xD2511F53u);
-            const words second = multiply(x[s][2], 0xCD9E8D57u);
-            x[s][0] = second >> 32 ^ (x[s][1] ^ keys->first[i]);
-            x[s][1] = second;
-            x[s][2] = first >> 32 ^ (x[s][3] ^ keys->second[i]);
-            x[s][3] = first;
-        }
-    for (int s = 0; s < 2; s++, to += 8 * BLOCKS) {
-        const words low = (x[s][0] & 0xffffffffu) | x[s][1] << 32;
-        const words high = (x[s][2] & 0xffffffffu) | x[s][3] << 32;
-        const words begin = FIRSTS(low, high), end = SECONDS(low, high);
-        memcpy(to, &begin, sizeof begin);
-        memcpy(to + 4 * BLOCKS, &end, sizeof end);
-    }
-}
-
 /* The bits of elements 8 `first` and on, 8 of them a block, at least `blocks` blocks. Even lanes
  * make the first half of the blocks of a set, odd lanes the second. */
 static void draw(const mz_update *a, uint64_t first, int64_t blocks, uint16_t *to) {
-    round_keys keys;
-    uint64_t k0 = a->seed, k1 = a->seed >> 32;
+    const round_keys keys = keys_of(a->seed);
     words lane;
-    for (int i = 0; i < ROUNDS; i++, k0 += 0x9E3779B9u, k1 += 0xBB67AE85u) {
-        keys.first[i] = (words){0} + k0;
-        keys.second[i] = (words){0} + k1;
-    }
     for (int i = 0; i < BLOCKS; i++)
         lane[i] = (uint64_t)(i / 2 + i % 2 * (BLOCKS / 2));
-    for (int64_t b = 0; b < blocks; b += 2 * BLOCKS)
-        draw_blocks(&keys, lane + (first + (uint64_t)b), a->tensor, (uint32_t)a->step, to + 8 * b);
+    for (int64_t b = 0; b < blocks; b += 2 * BLOCKS) {
+        words x[2][4];
+        philox_twice(&keys, lane + (first + (uint64_t)b), a->tensor, (uint32_t)a->step, x);
+        for (int s = 0; s < 2; s++, to += 8 * BLOCKS) {
+            const words low = (x[s][0] & 0xffffffffu) | x[s][1] << 32;
+            const words high = (x[s][2] & 0xffffffffu) | x[s][3] << 32;
+            const words begin = FIRSTS(low, high), end = SECONDS(low, high);
+            memcpy(to, &begin, sizeof begin);
+            memcpy(to + 4 * BLOCKS, &end, sizeof end);
+        }
+    }
 }
 
 /* The others become zero. */
