@@ -102,7 +102,8 @@ static mz_code add_arrival(mz_experts *x, const mz_replay_call *call, const mz_p
     const int32_t owner = x->owner[(int64_t)layer * x->e->job.experts + e];
     const bool owns = i == plan->begin[e];
     experts_arrival a = {.expert = e, .rank = rank, .slot = slot, .state = -1, .gradient = -1};
-    if (!change_of(x, plan, &a, whole_step)) {
+    const bool changes = change_of(x, plan, &a, whole_step);
+    if (!changes) {
         a.weights = former_slot(x, rank, e) >= 0 ? rank : owner;
         if (a.weights != rank && !refreshed(plan, e, rank))
             return experts_bug(x, layer, e, rank, "the plan has it there, but nothing moves it",
@@ -114,6 +115,8 @@ static mz_code add_arrival(mz_experts *x, const mz_replay_call *call, const mz_p
                            err);
     if (x->mode == EXPERTS_LAST && (owns || x->state_slots == x->slots))
         a.state = from < x->state_slots ? a.weights : owner;
+    if (!changes && a.state >= 0 && a.state != rank)
+        return experts_bug(x, layer, e, rank, "nothing moves its optimizer state there", err);
     if (owns && call->micro_batch > 0)
         a.gradient = owner;
     if (!mz_grow((void **)&x->arrival, &x->arrival_cap, (size_t)x->arrivals + 1,

@@ -224,6 +224,12 @@ static mz_code check_tree(const mz_experts *x, int32_t layer, const mz_plan *pla
             continue;
         for (int32_t k = x->edge_begin[e]; k < x->edge_begin[e + 1]; k++)
             sent += x->edge[k].src == rank;
+        if (rank != root && sent == 1 && x->mode == EXPERTS_LAST &&
+            x->e->job.traits->replica_optimizer)
+            return experts_bug(x, layer, e, rank,
+                               "it updates its own copy, but no move brings it the gradients of "
+                               "the other hosts",
+                               err);
         if (sent != (rank != root))
             return experts_bug(x, layer, e, rank,
                                sent == 0  ? "no move takes its gradient to the main"

@@ -25,6 +25,7 @@ typedef struct bench {
     float *now;       /* [LAYERS][E][ALL] weights as they must be */
     float *gradient;  /* [LAYERS][E][ALL] sum of what was put in */
     double *state[3]; /* the same: master weights, m, v */
+    int64_t stated;   /* bytes that the plans of the step move, as the simulator counts them */
     mz_err err;
 } bench;
 
@@ -197,6 +198,18 @@ static void put_gradients(bench *b, int32_t layer, mz_rng *rng) {
     }
 }
 
+/* Bytes between ranks (sim/step/traffic.c: a move to or from all ranks leaves out its own part). */
+static void count_stated(bench *b, const mz_plan *plan, int32_t micro_batch, bool decided) {
+    for (int32_t i = 0; i < plan->moves; i++) {
+        const mz_move *m = &plan->move[i];
+        const bool once = m->phase == MZ_MOVE_STEP || m->phase == MZ_MOVE_REDUCE_STEP;
+        const bool every = m->src < 0 || m->dst < 0;
+        if ((once && micro_batch > 0) || (m->change && !decided) || m->src == m->dst)
+            continue;
+        b->stated += m->bytes - (every ? m->bytes / b->ranks : 0);
+    }
+}
+
 static void plan_call(bench *b, int32_t step, int32_t micro_batch, int32_t layer, mz_rng *rng) {
     static const int kinds[] = {LOAD_RANDOM, LOAD_ZIPF, LOAD_ONE_EXPERT, LOAD_SPARSE};
     rig *r = &b->policy[layer];
@@ -212,13 +225,14 @@ static void plan_call(bench *b, int32_t step, int32_t micro_batch, int32_t layer
     r->step = step;
     r->micro_batch = micro_batch;
     const int32_t interval = r->traits.interval;
-    if (interval <= 1 || (micro_batch == 0 && step % interval == 0)) {
-        rig_call(r, b->load[layer], b->history[layer], NULL, NULL);
-        return;
-    }
-    mz_call now = {
+    const bool decides = interval <= 1 || (micro_batch == 0 && step % interval == 0);
+    const mz_call now = {
         .step = step, .micro_batch = micro_batch, .layer = layer, .load = b->load[layer]};
-    assert_ok(r->policy->route(r->state, &now, r->plan, &r->err), &r->err);
+    if (decides)
+        rig_call(r, b->load[layer], b->history[layer], NULL, NULL);
+    else
+        assert_ok(r->policy->route(r->state, &now, r->plan, &r->err), &r->err);
+    count_stated(b, r->plan, micro_batch, decides);
 }
 
 static mz_code forward(bench *b, int32_t step, int32_t micro_batch, int32_t layer) {
@@ -310,28 +324,45 @@ static void reference_step(bench *b, int64_t step) {
     }
 }
 
+/* Weights as they are must be the reference's; where it does not know the rule, others than before
+ * where there was a gradient. */
+static void check_value(const bench *b, int64_t i, float is) {
+    const mz_optimizer_rule rule = b->optimizer.rule;
+    const double want = b->state[0][i], off = fabs(is - want);
+    const bool fp32 = b->job.type == MZ_F32;
+    if ((rule != MZ_RULE_ADAMW && rule != MZ_RULE_SKEWADAM) ||
+        mz_update_is_dithered(&b->optimizer, b->job.type))
+        return;
+    if (off > (fp32 ? 1e-6 : fabs(want) * 0x1p-8 + 1e-7))
+        fail_msg("%s, %s: weight %lld is %.9g, not %.9g", b->text, b->optimizer.name, (long long)i,
+                 is, want);
+}
+
 static void check_update(bench *b, int32_t step) {
     float is[ALL];
-    const bool fp32 = b->job.type == MZ_F32;
+    int64_t changed = 0, graded = 0;
     reference_step(b, step + 1);
     for (int32_t l = 0; l < LAYERS; l++)
         for (int32_t e = 0; e < b->experts; e++) {
             assert_ok(mz_experts_read(b->x, l, e, false, is, &b->err), &b->err);
             for (int64_t j = 0; j < ALL; j++) {
                 const int64_t i = at(b, l, e) + j;
-                const double want = b->state[0][i], off = fabs(is[j] - want);
-                if (off > (fp32 ? 1e-6 : fabs(want) * 0x1p-8 + 1e-7))
-                    fail_msg("%s, step %d: weight %lld of layer %d, expert %d is %.9g, not %.9g",
-                             b->text, step, (long long)j, l, e, is[j], want);
+                check_value(b, i, is[j]);
+                graded += b->gradient[i] != 0;
+                changed += b->gradient[i] != 0 && is[j] != b->now[i];
             }
             memcpy(b->now + at(b, l, e), is, sizeof is);
         }
+    if (b->job.type == MZ_F32 && changed * 10 < graded * 9)
+        fail_msg("%s: %lld of %lld weights changed", b->text, (long long)changed,
+                 (long long)graded);
 }
 
 static mz_code run_step(bench *b, int32_t step, mz_rng *rng) {
     const mz_plan *plan[LAYERS];
     mz_code code = mz_experts_begin_step(b->x, &b->err);
     b->engine->ordinal = step;
+    b->engine->figures.transfer_bytes = b->stated = 0;
     memset(b->gradient, 0, sizeof *b->gradient * (size_t)LAYERS * (size_t)b->experts * ALL);
     for (int32_t m = 0; m < BATCHES; m++) {
         for (int32_t l = 0; code == MZ_OK && l < LAYERS; l++) {
@@ -353,6 +384,15 @@ static mz_code run_step(bench *b, int32_t step, mz_rng *rng) {
     return code;
 }
 
+/* What was charged is what the plans state. Parts of rings and shards are whole values. */
+static void check_bytes(const bench *b, bool exact) {
+    const int64_t moved = b->engine->figures.transfer_bytes, off = llabs(moved - b->stated);
+    const int64_t part = b->x->mode == EXPERTS_LAST ? 1000 : 50;
+    if (b->job.type == MZ_BF16 && (exact ? off != 0 : off * part > b->stated))
+        fail_msg("%s: %lld bytes were moved, the plans state %lld", b->text, (long long)moved,
+                 (long long)b->stated);
+}
+
 /* The norm that the step found, against the reference's gradient. */
 static void check_norm(const bench *b) {
     double sum = 0;
@@ -370,6 +410,7 @@ static void run_steps(const char *text, int32_t ranks, int32_t experts, int32_t 
         if (run_step(&b, step, &rng) != MZ_OK)
             fail_msg("%s, %d experts on %d ranks: %s", text, experts, ranks, b.err.msg);
         check_norm(&b);
+        check_bytes(&b, b.x->mode == EXPERTS_CALL);
     }
     bench_close(&b);
 }
@@ -404,9 +445,227 @@ static void test_policies(void **state) {
     }
 }
 
+/* Groups that do not divide, one rank, ranks without experts, relays. */
+static void test_shapes(void **state) {
+    static const struct {
+        int32_t ranks, experts, domain;
+    } shape[] = {{1, 4, 0}, {5, 8, 0}, {8, 6, 4}, {16, 16, 0}, {12, 32, 0}};
+    static const char *policies[] = {
+        "static",
+        "ultraep[u_min=1,slots=6]",
+        "lrmoe[keep=0.5,slots=6]",
+        "llep",
+        "fastermoe[schedule=none]",
+        "symi",
+        "flexmoe[interval=1,threshold=1]",
+        "flexmoe[form=scale-eplb]",
+        "eplb[interval=1]",
+        "smartmoe[interval=1]",
+    };
+    for (int i = 0; i < COUNT_OF(policies); i++)
+        for (int k = 0; k < COUNT_OF(shape); k++)
+            run_steps(policies[i], shape[k].ranks, shape[k].experts, shape[k].domain,
+                      k % 2 ? MZ_F32 : MZ_BF16, "adamw");
+}
+
+/* Copies that are updated each for itself stay equal, however their weights are rounded. */
+static void test_optimizers(void **state) {
+    static const char *optimizers[] = {
+        "adamw", "adamw-bf16", "skewadam",          "skewadam[master=fp32]",
+        "lion",  "adafactor",  "muon[iterations=3]"};
+    static const char *policies[] = {"static", "ultraep[u_min=1]",
+                                     "flexmoe[interval=1,threshold=1]", "eplb[interval=1]"};
+    for (int i = 0; i < COUNT_OF(policies); i++)
+        for (int k = 0; k < COUNT_OF(optimizers); k++) {
+            run_steps(policies[i], 4, 8, 0, MZ_F32, optimizers[k]);
+            run_steps(policies[i], 4, 8, 0, MZ_BF16, optimizers[k]);
+        }
+    run_steps("symi", 4, 8, 0, MZ_BF16, "adamw-bf16");
+    run_steps("symi", 4, 8, 0, MZ_BF16, "lion");
+    run_steps("symi", 4, 8, 0, MZ_F32, "lion");
+}
+
+/* ---- plans that are wrong
+ * ------------------------------------------------------------------------*/
+
+typedef void (*spoil)(mz_plan *plan);
+
+static int32_t move_of(const mz_plan *plan, mz_move_kind kind, mz_move_phase phase) {
+    for (int32_t i = 0; i < plan->moves; i++)
+        if (plan->move[i].kind == kind && plan->move[i].phase == phase)
+            return i;
+    fail_msg("the plan has no such move");
+    return -1;
+}
+
+static void remove_move(mz_plan *plan, int32_t i) {
+    plan->moves--;
+    memmove(plan->move + i, plan->move + i + 1, sizeof *plan->move * (size_t)(plan->moves - i));
+}
+
+static void lose_weights(mz_plan *plan) {
+    remove_move(plan, move_of(plan, MZ_MOVE_WEIGHTS, MZ_MOVE_FORWARD));
+}
+
+static void lose_weights_again(mz_plan *plan) {
+    remove_move(plan, move_of(plan, MZ_MOVE_WEIGHTS, MZ_MOVE_BACKWARD));
+}
+
+static void lose_gradient(mz_plan *plan) {
+    remove_move(plan, move_of(plan, MZ_MOVE_GRADIENTS, MZ_MOVE_REDUCE));
+}
+
+static void send_twice(mz_plan *plan) {
+    const int32_t i = move_of(plan, MZ_MOVE_GRADIENTS, MZ_MOVE_REDUCE);
+    plan->move[plan->moves - 1] = plan->move[i];
+    assert_true(i < plan->moves - 1);
+}
+
+static void borrow(mz_plan *plan) { /* a replica sends, and gets nothing */
+    for (int32_t i = 0; i < plan->moves; i++)
+        for (int32_t k = 0; k < plan->moves; k++) {
+            mz_move *a = &plan->move[i], *b = &plan->move[k];
+            if (a->kind != MZ_MOVE_WEIGHTS || a->phase != MZ_MOVE_FORWARD || b->kind != a->kind ||
+                b->phase != a->phase || a->expert != b->expert || a->dst == b->dst)
+                continue;
+            a->src = b->dst;
+            b->src = a->dst;
+            return;
+        }
+    fail_msg("no expert has two replicas");
+}
+
+static void circle(mz_plan *plan) { /* two replicas send their gradients to each other */
+    for (int32_t i = 0; i < plan->moves; i++)
+        for (int32_t k = 0; k < i; k++) {
+            mz_move *a = &plan->move[i], *b = &plan->move[k];
+            if (a->kind != MZ_MOVE_GRADIENTS || b->kind != MZ_MOVE_GRADIENTS ||
+                a->expert != b->expert || a->src == b->src)
+                continue;
+            a->dst = b->src;
+            b->dst = a->src;
+            return;
+        }
+    fail_msg("no expert has two replicas");
+}
+
+static void open_ring(mz_plan *plan) {
+    remove_move(plan, move_of(plan, MZ_MOVE_GRADIENTS, MZ_MOVE_REDUCE_STEP));
+}
+
+static void lose_gradients(mz_plan *plan) {
+    for (int32_t i = plan->moves; i-- > 0;)
+        if (plan->move[i].kind == MZ_MOVE_GRADIENTS)
+            remove_move(plan, i);
+}
+
+static void lose_all(mz_plan *plan) {
+    plan->moves = 0;
+}
+
+static void lose_fresh(mz_plan *plan) {
+    for (int32_t i = 0; i < plan->moves; i++)
+        if (plan->move[i].phase == MZ_MOVE_STEP && !plan->move[i].change) {
+            remove_move(plan, i);
+            return;
+        }
+    fail_msg("no move brings fresh weights");
+}
+
+static void lose_change(mz_plan *plan) {
+    for (int32_t i = plan->moves; i-- > 0;)
+        if (plan->move[i].change)
+            remove_move(plan, i);
+}
+
+/* Steps of `policy`, the plan of layer 0 spoiled in step `step`; the error. */
+static void check_spoiled(const char *policy, int32_t ranks, int32_t step, spoil how,
+                          const char *said) {
+    bench b;
+    bench_open(&b, policy, ranks, 8, 0, MZ_BF16, "adamw");
+    mz_rng rng = mz_rng_make(3, 1);
+    mz_code code = MZ_OK;
+    const int64_t load[8] = {9000, 100, 100, 90, 70, 30, 20, 10};
+    for (int32_t s = 0; code == MZ_OK && s <= step; s++) {
+        assert_ok(mz_experts_begin_step(b.x, &b.err), &b.err);
+        for (int32_t l = 0; l < LAYERS; l++) {
+            plan_call(&b, s, 0, l, &rng);
+            int64_t total[8];
+            for (int32_t e = 0; e < 8; e++)
+                total[e] = load[(e + 3 * s) % 8];
+            load_free(b.load[l]);
+            b.load[l] = load_even(ranks, 8, total);
+            rig_call(&b.policy[l], b.load[l], b.load[l], NULL, NULL);
+        }
+        if (s == step)
+            how(b.policy[0].plan);
+        for (int32_t l = 0; code == MZ_OK && l < LAYERS; l++)
+            code = forward(&b, s, 0, l);
+        for (int32_t l = LAYERS; code == MZ_OK && l-- > 0;)
+            code = backward(&b, s, BATCHES - 1, l, &rng);
+        if (code == MZ_OK)
+            code = mz_experts_update(b.x, NULL, &b.err);
+        for (int32_t l = 0; code == MZ_OK && l < LAYERS; l++)
+            for (int32_t e = 0; e < 8; e++)
+                assert_ok(mz_experts_read(b.x, l, e, false, b.now + at(&b, l, e), &b.err), &b.err);
+    }
+    if (code != MZ_EINTERNAL)
+        fail_msg("%s, %s: code %d: %s", policy, said, code, b.err.msg);
+    if (!strstr(b.err.msg, said) || !strstr(b.err.msg, policy) ||
+        !strstr(b.err.msg, "layer 0: expert ") || !strstr(b.err.msg, ", rank "))
+        fail_msg("%s: not \"%s\": %s", policy, said, b.err.msg);
+    bench_close(&b);
+}
+
+static void test_wrong_plans(void **state) {
+    const char *ultraep = "ultraep[u_min=1]", *flexmoe = "flexmoe[interval=1,threshold=1]";
+    check_spoiled(ultraep, 4, 0, lose_weights, "no move brings it the weights");
+    check_spoiled(ultraep, 4, 0, lose_weights_again, "no move brings it the weights");
+    check_spoiled(ultraep, 4, 0, lose_gradient, "no move takes its gradient to the main");
+    check_spoiled(ultraep, 4, 0, send_twice, "sent twice");
+    check_spoiled(ultraep, 8, 0, borrow, "weights that it does not get");
+    check_spoiled(ultraep, 4, 0, circle, "in a circle");
+    check_spoiled(flexmoe, 4, 2, open_ring, "gradients");
+    check_spoiled(flexmoe, 4, 2, lose_gradients, "no move takes its gradient to the main");
+    check_spoiled(flexmoe, 4, 1, lose_all, "nothing moves it");
+    check_spoiled("symi", 4, 1, lose_fresh, "no move brings fresh weights");
+    check_spoiled("symi", 4, 1, lose_all, "nothing moves it");
+    check_spoiled("lplb[interval=1]", 4, 1, lose_fresh, "nothing moves it");
+    check_spoiled("lplb[interval=1]", 4, 1, lose_change, "moves");
+    check_spoiled("eplb[interval=1]", 4, 1, lose_change, "nothing moves it");
+    check_spoiled("smartmoe[interval=1]", 4, 2, lose_change, "nothing moves it");
+}
+
+static void test_refusals(void **state) {
+    static const struct {
+        const char *policy, *optimizer, *said;
+    } refused[] = {
+        {"static", "galore", "no kernel"},
+        {"static", "adam8bit", "no kernel"},
+        {"static", "sgdm", "no kernel"},
+        {"static", "adamw[moments=bf16]", "moments in fp32"},
+        {"symi", "skewadam", "value by value"},
+        {"symi", "muon", "value by value"},
+        {"lrmoe[keep=0.5,placement=symi,gradient=fp32]", "adamw", "in bf16 alone"},
+        {"laer", "adamw", "shard"},
+        {"ideal", "adamw", "cost nothing"},
+    };
+    for (int i = 0; i < COUNT_OF(refused); i++) {
+        bench b;
+        const mz_code code =
+            bench_try(&b, refused[i].policy, 4, 8, 0, MZ_BF16, refused[i].optimizer);
+        assert_int_equal(code, MZ_EINPUT);
+        if (!strstr(b.err.msg, refused[i].said))
+            fail_msg("not \"%s\": %s", refused[i].said, b.err.msg);
+        bench_close(&b);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_policies),
+        cmocka_unit_test(test_policies),   cmocka_unit_test(test_shapes),
+        cmocka_unit_test(test_optimizers), cmocka_unit_test(test_wrong_plans),
+        cmocka_unit_test(test_refusals),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
