@@ -212,27 +212,38 @@ static void kept_pairs(const pair_sum *p, const mz_plan *plan) {
 /* Pairs whose x is sent again and whose activations are computed again: all kept ones where the
  * policy does so; with saved activations those that were not computed on this instance in forward.
  * Entries of one instance hold a source once, so a source's surplus over forward is what moved. */
+static void again_of_instance(const pair_sum *p, const mz_plan *plan, step_tally *t, int32_t i) {
+    mz_step *s = p->s;
+    const int32_t rank = plan->rank[i];
+    for (int64_t k = plan->entry_begin[i]; k < plan->entry_begin[i + 1]; k++)
+        s->source_rows[plan->entry_source[k]] += plan->entry_pairs[k];
+    s->instance_again[i] = 0;
+    for (int64_t k = plan->back_begin[i]; k < plan->back_begin[i + 1]; k++) {
+        const int32_t source = plan->back_source[k];
+        const int64_t forward = s->source_rows[source];
+        const int64_t here = s->traits.resend ? 0
+                             : step_alone(s)  ? layers_kept_here(s, source, forward)
+                                              : forward;
+        const int64_t again = plan->back_pairs[k] - here;
+        if (again <= 0)
+            continue;
+        add_rows(p, t, source, rank, again, &p->work[rank].again);
+        s->instance_again[i] += again;
+    }
+    p->work[rank].again_rows += s->instance_again[i];
+    p->work[rank].back_rows += plan->backward[i];
+    for (int64_t k = plan->entry_begin[i]; k < plan->entry_begin[i + 1]; k++)
+        s->source_rows[plan->entry_source[k]] = 0;
+}
+
 static void again_pairs(const pair_sum *p, const mz_plan *plan) {
     mz_step *s = p->s;
     step_tally *t = clear_tally(p, s->matrix_again);
-    for (int32_t i = 0; i < plan->begin[plan->experts]; i++) {
-        const int32_t rank = plan->rank[i];
-        for (int64_t k = plan->entry_begin[i]; k < plan->entry_begin[i + 1]; k++)
-            s->source_rows[plan->entry_source[k]] += plan->entry_pairs[k];
-        s->instance_again[i] = 0;
-        for (int64_t k = plan->back_begin[i]; k < plan->back_begin[i + 1]; k++) {
-            const int32_t source = plan->back_source[k];
-            const int64_t here = s->traits.resend ? 0 : s->source_rows[source];
-            const int64_t again = plan->back_pairs[k] - here;
-            if (again <= 0)
-                continue;
-            add_rows(p, t, source, rank, again, &p->work[rank].again);
-            s->instance_again[i] += again;
-        }
-        p->work[rank].again_rows += s->instance_again[i];
-        p->work[rank].back_rows += plan->backward[i];
-        for (int64_t k = plan->entry_begin[i]; k < plan->entry_begin[i + 1]; k++)
-            s->source_rows[plan->entry_source[k]] = 0;
+    for (int32_t e = 0; e < plan->experts; e++) {
+        if (step_alone(s))
+            layers_expect(s, plan, e);
+        for (int32_t i = plan->begin[e]; i < plan->begin[e + 1]; i++)
+            again_of_instance(p, plan, t, i);
     }
     for (int32_t r = 0; r < s->ep; r++) {
         p->work[r].again_packed = t->packed[r];

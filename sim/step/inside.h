@@ -175,6 +175,7 @@ typedef struct layers_lanes {
 typedef struct layers_work {
     layers_lanes in, out; /* of dispatch, to its instances; of combine, back to it as a source */
     layers_lanes back_in, back_out, again_in;
+    bool dropped; /* some of the source's pairs are not sent at all */
     double up_s, down_s, back_s, again_s;
 } layers_work;
 
@@ -285,6 +286,7 @@ struct mz_step {
     double *clock;       /* [ranks] by device: when it is free */
     int64_t *copy_lanes; /* [ranks] of the exchange being collected, by receiver */
     double *copy_bytes;
+    int64_t *of_expert, *kept_of_expert; /* [ep] by source, while a call is condensed */
 
     /* outcome */
     double *detail;                        /* [layers + 1][ranks][MZ_PHASES], or NULL */
@@ -529,6 +531,11 @@ mz_code layers_create(mz_step *s, mz_err *err);
 mz_code layers_begin(mz_step *s, int64_t works, mz_err *err);
 /* After step_condense: the ranks' lanes and products. */
 void layers_condense(mz_step *s, const mz_plan *plan, const step_at *at);
+/* A lossy call with saved activations: kept pairs of `source` that lie on an instance which had
+ * `forward` of its pairs of the expert. Which pairs are kept follows from scores that nobody knows
+ * here: they are taken to be spread as all of its pairs of the expert are. layers_expect first. */
+void layers_expect(mz_step *s, const mz_plan *plan, int32_t expert);
+int64_t layers_kept_here(const mz_step *s, int32_t source, int64_t forward);
 /* Runs the step and fills all of the outcome but memory. */
 void layers_run(mz_step *s, mz_step_outcome *outcome);
 

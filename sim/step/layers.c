@@ -8,6 +8,7 @@
  * are copied, its own included, by the receiver; then all processes have entered, and the rest
  * travels between devices, one member each. A rank is charged its copies and an equal share of the
  * rest of its process's time in the exchange, waiting included, as the replay charges it. */
+#include "sim/policy/lrmoe.h"
 #include "sim/step/inside.h"
 
 #include <math.h>
@@ -23,7 +24,9 @@ mz_code layers_create(mz_step *s, mz_err *err) {
     s->clock = MZ_NEW(a, double, s->ranks);
     s->copy_lanes = MZ_NEW(a, int64_t, s->ranks);
     s->copy_bytes = MZ_NEW(a, double, s->ranks);
-    if (!s->clock || !s->copy_lanes || !s->copy_bytes)
+    s->of_expert = MZ_NEW(a, int64_t, s->ep);
+    s->kept_of_expert = MZ_NEW(a, int64_t, s->ep);
+    if (!s->clock || !s->copy_lanes || !s->copy_bytes || !s->of_expert || !s->kept_of_expert)
         return mz_fail_nomem(err, "a step");
     return mz_ports_create(&s->cluster->topology, &s->ports, err);
 }
@@ -59,24 +62,50 @@ static void forward_lanes(mz_step *s, const mz_plan *plan, const step_at *at, la
         }
 }
 
-/* x goes again where the policy re-sends it, or where a kept pair was not computed here. */
+void layers_expect(mz_step *s, const mz_plan *plan, int32_t expert) {
+    memset(s->of_expert, 0, sizeof *s->of_expert * (size_t)s->ep);
+    memset(s->kept_of_expert, 0, sizeof *s->kept_of_expert * (size_t)s->ep);
+    for (int32_t i = plan->begin[expert]; i < plan->begin[expert + 1]; i++) {
+        for (int64_t k = plan->entry_begin[i]; k < plan->entry_begin[i + 1]; k++)
+            s->of_expert[plan->entry_source[k]] += plan->entry_pairs[k];
+        for (int64_t k = plan->back_begin[i]; k < plan->back_begin[i + 1]; k++)
+            s->kept_of_expert[plan->back_source[k]] += plan->back_pairs[k];
+    }
+}
+
+int64_t layers_kept_here(const mz_step *s, int32_t source, int64_t forward) {
+    const double all = (double)s->of_expert[source];
+    return all > 0 ? llround((double)s->kept_of_expert[source] * (double)forward / all) : 0;
+}
+
+/* A kept pair whose x goes again is in a message apart from those that stay. */
+static void backward_instance(mz_step *s, const mz_plan *plan, const step_at *at, int32_t i,
+                              layers_work *work) {
+    const int32_t rank = plan->rank[i];
+    for (int64_t k = plan->entry_begin[i]; k < plan->entry_begin[i + 1]; k++)
+        s->source_rows[plan->entry_source[k]] += plan->entry_pairs[k];
+    for (int64_t k = plan->back_begin[i]; k < plan->back_begin[i + 1]; k++) {
+        const int32_t source = plan->back_source[k];
+        const int64_t rows = plan->back_pairs[k];
+        int64_t stay = s->traits.resend ? 0 : layers_kept_here(s, source, s->source_rows[source]);
+        stay = stay < rows ? stay : rows;
+        if (!same_process(s, at, source, rank))
+            continue;
+        add_lane(&work[rank].back_in, stay);
+        add_lane(&work[source].back_out, stay);
+        add_lane(&work[rank].back_in, rows - stay);
+        add_lane(&work[source].back_out, rows - stay);
+        add_lane(&work[rank].again_in, rows - stay);
+    }
+    for (int64_t k = plan->entry_begin[i]; k < plan->entry_begin[i + 1]; k++)
+        s->source_rows[plan->entry_source[k]] = 0;
+}
+
 static void backward_lanes(mz_step *s, const mz_plan *plan, const step_at *at, layers_work *work) {
-    for (int32_t i = 0; i < plan->begin[plan->experts]; i++) {
-        for (int64_t k = plan->entry_begin[i]; k < plan->entry_begin[i + 1]; k++)
-            s->source_rows[plan->entry_source[k]] += plan->entry_pairs[k];
-        for (int64_t k = plan->back_begin[i]; k < plan->back_begin[i + 1]; k++) {
-            const int32_t source = plan->back_source[k], rank = plan->rank[i];
-            const int64_t rows = plan->back_pairs[k];
-            const int64_t again = s->traits.resend ? rows : rows - s->source_rows[source];
-            if (!same_process(s, at, source, rank))
-                continue;
-            add_lane(&work[rank].back_in, rows);
-            add_lane(&work[source].back_out, rows);
-            if (again > 0)
-                add_lane(&work[rank].again_in, again);
-        }
-        for (int64_t k = plan->entry_begin[i]; k < plan->entry_begin[i + 1]; k++)
-            s->source_rows[plan->entry_source[k]] = 0;
+    for (int32_t e = 0; e < plan->experts; e++) {
+        layers_expect(s, plan, e);
+        for (int32_t i = plan->begin[e]; i < plan->begin[e + 1]; i++)
+            backward_instance(s, plan, at, i, work);
     }
 }
 
@@ -119,6 +148,7 @@ void layers_condense(mz_step *s, const mz_plan *plan, const step_at *at) {
             work[r].back_in = work[r].in;
             work[r].back_out = work[r].out;
         }
+        work[r].dropped = at->work[r].packed < at->work[r].pairs;
         time_products(s, plan, at->call, r, &at->work[r], &work[r]);
     }
 }
@@ -246,16 +276,14 @@ static void exchange_rows(mz_step *s, const step_at *at, step_traffic traffic, m
     exchange(s, phase, at->layer);
 }
 
-/* Every rank's counts, 8 bytes an expert, to every other. */
-static void exchange_counts(mz_step *s, const step_at *at) {
-    const double bytes = 8.0 * s->model->experts;
-    const int32_t others = s->cluster->ranks_per_device - 1;
+/* `bytes` of every rank to all processes; its own has them where it copies them from. */
+static void gather_all(mz_step *s, double bytes, mz_phase phase, int32_t layer) {
     for (int32_t r = 0; r < s->ranks; r++) {
-        collect_copies(s, r, others, bytes * others);
+        collect_copies(s, r, 1, bytes);
         s->lane_out[0][r] = s->lane_out[1][r] = bytes * s->peers_in[r];
         s->lane_out[2][r] = s->lane_out[3][r] = bytes * s->peers_out[r];
     }
-    exchange(s, MZ_PHASE_COUNT_EXCHANGE, at->layer);
+    exchange(s, phase, layer);
 }
 
 /* One message of `bytes` between two ranks. */
@@ -270,30 +298,53 @@ static void collect_message(mz_step *s, int32_t src, int32_t dst, double bytes) 
     s->lane_out[out + 1][dst] += bytes;
 }
 
+/* Both matrices of an expert go apart. What is sharded goes to a rank in the parts of all ranks,
+ * its own copied; a gradient's parts leave the rank's own where it is. */
 static void collect_move(mz_step *s, const mz_move *m) {
+    enum { MATRICES = 2 };
     if (m->src != MZ_EVERY_RANK && m->dst != MZ_EVERY_RANK) {
-        collect_message(s, m->src, m->dst, (double)m->bytes);
+        collect_message(s, m->src, m->dst, (double)m->bytes / MATRICES);
+        collect_message(s, m->src, m->dst, (double)m->bytes / MATRICES);
         s->transfer_bytes += m->bytes;
         return;
     }
-    const int32_t end = m->src == MZ_EVERY_RANK ? m->dst : m->src;
+    const bool to_one = m->src == MZ_EVERY_RANK;
+    const int32_t end = to_one ? m->dst : m->src;
     for (int32_t r = 0; r < s->ranks; r++)
-        if (r != end)
-            collect_message(s, m->src == MZ_EVERY_RANK ? r : end, m->src == MZ_EVERY_RANK ? end : r,
-                            (double)m->bytes / s->ranks);
+        if (to_one || r != end)
+            collect_message(s, to_one ? r : end, to_one ? end : r, (double)m->bytes / s->ranks);
     s->transfer_bytes += m->bytes - m->bytes / s->ranks;
 }
 
-/* A reduction's buffer is read, its target read and written. */
+static void add_kernel(mz_step *s, int32_t rank, mz_phase phase, int32_t layer, mz_work work,
+                       int64_t rows, int64_t cols) {
+    burst b = {0};
+    add_work(s, &b, work, rows, cols);
+    run(s, rank, phase, layer, b);
+}
+
+/* A received gradient is added to the target's, in fp32 where that is what replicas have and the
+ * main has not. Parts of all experts are copied to where the update reads them. */
 static void add_reduced(mz_step *s, const step_at *at, mz_move_phase phase) {
+    const int64_t h = s->model->hidden, values = 3 * h * s->model->expert_intermediate;
+    const bool wide = s->traits.replica_gradient_bytes == 4 * values;
+    bool parts = false;
     for (int64_t i = at->call->move; i < at->call->move + at->call->moves; i++) {
         const mz_move *m = &s->move[i];
+        parts = parts || (m->phase == phase && m->dst == MZ_EVERY_RANK);
         if (m->phase != phase || m->dst == MZ_EVERY_RANK)
             continue;
         burst b = {0};
-        add_work(s, &b, MZ_WORK_ADD, 1, m->bytes / VALUE_BYTES);
+        if (wide) {
+            add_work(s, &b, MZ_WORK_CONVERT, 1, values);
+            add_work(s, &b, MZ_WORK_CONVERT, 1, values);
+        }
+        add_work(s, &b, MZ_WORK_ADD, (wide ? 2 : 1) * values / h, h);
         run(s, m->dst, MZ_PHASE_REPLICA_REDUCE, at->layer, b);
     }
+    for (int32_t r = 0; parts && r < s->ranks; r++)
+        add_kernel(s, r, MZ_PHASE_REPLICA_REDUCE, at->layer, MZ_WORK_COPY, 1,
+                   VALUE_BYTES * values * s->model->experts / s->ranks);
 }
 
 /* All moves of a phase at once, whatever they could hide behind: nothing runs beside them. */
@@ -321,12 +372,9 @@ static int64_t tokens_of(const mz_step *s, const step_at *at, int32_t r) {
 }
 
 static void group(mz_step *s, const step_at *at) {
-    for (int32_t r = 0; r < s->ranks; r++) {
-        const int64_t pairs = at->work[r].pairs;
-        burst b = {0};
-        add_work(s, &b, MZ_WORK_GROUP_PAIRS, pairs, s->model->experts);
-        run(s, r, MZ_PHASE_ROUTER, at->layer, b);
-    }
+    for (int32_t r = 0; r < s->ranks; r++)
+        add_kernel(s, r, MZ_PHASE_ROUTER, at->layer, MZ_WORK_GROUP_PAIRS, at->work[r].pairs,
+                   s->model->experts);
 }
 
 static void plan_call(mz_step *s, const step_at *at) {
@@ -339,17 +387,26 @@ static void plan_call(mz_step *s, const step_at *at) {
     s->planner_s += seconds;
 }
 
-/* Pair numbers into the order of the send buffer, and back. */
-static void add_order(const mz_step *s, burst *b, int64_t rows) {
-    add_work(s, b, MZ_WORK_ARRANGE, rows, 1);
-    add_work(s, b, MZ_WORK_INVERT, rows, 1);
+/* A source's pairs by expert, once more where that is not at hand; without dropped ones. */
+static void add_list(const mz_step *s, burst *b, const step_rank_work *w, const layers_work *l,
+                     bool again) {
+    if (again)
+        add_work(s, b, MZ_WORK_GROUP_PAIRS, w->pairs, s->model->experts);
+    if (l->dropped && s->traits.drop_by_weight)
+        add_work(s, b, MZ_WORK_SELECT, w->pairs, s->model->experts);
+    else if (l->dropped)
+        add_work(s, b, MZ_WORK_ARRANGE, w->packed, 1);
 }
 
-static void pack(mz_step *s, const step_at *at) {
+static void pack(mz_step *s, const step_at *at, bool again) {
+    const layers_work *work = layers_work_at(s, at->micro_batch, at->moe);
     for (int32_t r = 0; r < s->ranks; r++) {
         const int64_t rows = at->work[r].packed;
         burst b = {0};
-        add_order(s, &b, rows);
+        add_list(s, &b, &at->work[r], &work[r], again);
+        add_work(s, &b, MZ_WORK_ARRANGE, rows, 1);
+        if (!again)
+            add_work(s, &b, MZ_WORK_INVERT, rows, 1);
         add_work(s, &b, MZ_WORK_PACK, rows, s->model->hidden);
         run(s, r, MZ_PHASE_PACK, at->layer, b);
     }
@@ -368,6 +425,8 @@ static void experts(mz_step *s, const step_at *at, bool again) {
 
 static void combine_rows(mz_step *s, const step_at *at, int32_t r, int64_t rows, mz_phase phase) {
     burst b = {0};
+    if (phase == MZ_PHASE_UNPACK && at->call->lossy && s->traits.score_combine_bytes > 0)
+        add_work(s, &b, MZ_WORK_PACK, at->work[r].pairs, 1); /* norms, by pair */
     add_seconds(&b, step_kernel(s, MZ_WORK_COMBINE, rows, s->model->hidden, tokens_of(s, at, r)),
                 1);
     run(s, r, phase, at->layer, b);
@@ -375,10 +434,10 @@ static void combine_rows(mz_step *s, const step_at *at, int32_t r, int64_t rows,
 
 static void forward_call(mz_step *s, const step_at *at) {
     group(s, at);
-    exchange_counts(s, at);
+    gather_all(s, 8.0 * s->model->experts, MZ_PHASE_COUNT_EXCHANGE, at->layer);
     plan_call(s, at);
     move(s, at, MZ_MOVE_FORWARD);
-    pack(s, at);
+    pack(s, at, false);
     exchange_rows(s, at, TRAFFIC_DISPATCH, MZ_PHASE_DISPATCH);
     experts(s, at, false);
     exchange_rows(s, at, TRAFFIC_COMBINE, MZ_PHASE_COMBINE);
@@ -386,38 +445,63 @@ static void forward_call(mz_step *s, const step_at *at) {
         combine_rows(s, at, r, at->work[r].packed, MZ_PHASE_UNPACK);
 }
 
+/* Norms that the score has: of g, of x. Without ||h||^2 at hand gate weights decide alone. */
+static int score_norms(const mz_policy_traits *t) {
+    switch ((mz_score_kind)t->score_kind) {
+    case MZ_SCORE_UP:
+        return 2;
+    case MZ_SCORE_G:
+        return 1;
+    case MZ_SCORE_DOWN:
+    case MZ_SCORE_SAMPLE:
+        return t->score_combine_bytes > 0;
+    default:
+        return 0;
+    }
+}
+
 static void score(mz_step *s, const step_at *at) {
+    const layers_work *work = layers_work_at(s, at->micro_batch, at->moe);
     for (int32_t r = 0; r < s->ranks; r++) {
         const int64_t pairs = at->work[r].pairs, tokens = tokens_of(s, at, r);
         burst b = {0};
-        add_work(s, &b, MZ_WORK_ROW_NORMS, tokens, s->model->hidden);
+        add_list(s, &b, &at->work[r], &work[r], true);
+        for (int i = 0; i < score_norms(&s->traits); i++)
+            add_work(s, &b, MZ_WORK_ROW_NORMS, tokens, s->model->hidden);
         add_work(s, &b, MZ_WORK_SCORE, pairs, 1);
         add_work(s, &b, MZ_WORK_SELECT, pairs, s->model->experts);
         run(s, r, MZ_PHASE_SCORE, at->layer, b);
     }
 }
 
+/* Saved activations: the host puts the kept pairs where their activations are. */
 static void back_pack(mz_step *s, const step_at *at) {
+    const layers_work *work = layers_work_at(s, at->micro_batch, at->moe);
     for (int32_t r = 0; r < s->ranks; r++) {
         const step_rank_work *w = &at->work[r];
         burst b = {0};
-        if (at->call->lossy)
-            add_order(s, &b, w->back_packed);
+        if (!at->call->lossy)
+            add_list(s, &b, w, &work[r], true);
+        if (!at->call->lossy || s->traits.resend)
+            add_work(s, &b, MZ_WORK_ARRANGE, w->back_packed, 1);
+        add_work(s, &b, MZ_WORK_INVERT, w->back_packed, 1);
         add_work(s, &b, MZ_WORK_PACK_SCALED, w->back_packed, s->model->hidden);
         add_work(s, &b, MZ_WORK_PACK, w->again_packed, s->model->hidden);
         run(s, r, MZ_PHASE_BACKWARD_PACK, at->layer, b);
     }
 }
 
-/* Saved x, gate and up, h of the kept rows side by side, where there are fewer than in forward. */
+/* Saved x, gate and up, h of the kept rows side by side, those computed again copied behind. */
 static void gather_saved(mz_step *s, const step_at *at, burst *b, int32_t r) {
     const step_rank_work *w = &at->work[r];
-    const int64_t kept = w->back_rows - w->again_rows, inter = s->model->expert_intermediate;
-    if (!at->call->lossy || s->traits.resend || kept == w->rows)
-        return;
+    const int64_t inter = s->model->expert_intermediate;
     const int64_t cols[] = {s->model->hidden, 2 * inter, inter};
-    for (int i = 0; i < 3; i++)
-        add_work(s, b, MZ_WORK_PACK, kept, cols[i]);
+    if (!at->call->lossy || s->traits.resend)
+        return;
+    for (int i = 0; i < 3; i++) {
+        add_work(s, b, MZ_WORK_PACK, w->back_rows, cols[i]);
+        add_work(s, b, MZ_WORK_COPY, w->again_rows > 0, VALUE_BYTES * w->again_rows * cols[i]);
+    }
 }
 
 static void back_experts(mz_step *s, const step_at *at) {
@@ -435,7 +519,7 @@ static void back_experts(mz_step *s, const step_at *at) {
 }
 
 static void recompute(mz_step *s, const step_at *at) {
-    pack(s, at);
+    pack(s, at, true);
     if (s->options.effects.recompute_exchange)
         exchange_rows(s, at, TRAFFIC_DISPATCH, MZ_PHASE_DISPATCH);
     experts(s, at, true);
@@ -465,47 +549,41 @@ static void backward_call(mz_step *s, const step_at *at) {
 
 /* One tensor row is one matrix kind of one layer. Squared norms of all gradients. */
 static void norms(mz_step *s) {
+    const bool cut = s->traits.sharded_optimizer;
     for (int32_t r = 0; r < s->ranks; r++) {
         burst b = {0};
         for (int64_t i = 0; i < s->model->tensors; i++) {
             const mz_tensor *t = &s->model->tensor[i];
-            const int64_t values = step_tensor_of(s, t).gradients / t->bytes_per_value;
-            add_work(s, &b, MZ_WORK_ROW_NORMS, values / t->cols, t->cols);
+            add_work(s, &b, MZ_WORK_ROW_NORMS, cut ? t->count : s->mains * t->rows,
+                     cut ? t->rows * t->cols / s->ep : t->cols);
         }
         run(s, r, MZ_PHASE_OPTIMIZER, s->layers, b);
     }
 }
 
-static void sum_norms(mz_step *s) {
-    const int32_t each = s->cluster->ranks_per_device;
-    no_lanes(s);
-    for (int32_t r = 0; r < s->ranks; r++) {
-        s->lane_out[0][r] = s->lane_out[1][r] = 8.0 * s->peers_in[r];
-        s->lane_out[2][r] = s->lane_out[3][r] = 8.0 * s->peers_out[r];
-    }
-    if (s->ranks > each)
-        exchange(s, MZ_PHASE_GRADIENT_REDUCE, s->layers);
-}
-
-/* Fp32 master weights are converted within the update. */
-static void update_tensor(mz_step *s, const mz_tensor *t, burst *b) {
+/* Matrices that a rank updates: its mains', with those of replicas that have optimizer state; one
+ * of its parts of all, where the optimizer is cut. */
+static void update_tensor(mz_step *s, const mz_tensor *t, int32_t rank, burst *b) {
     const step_tensor size = step_tensor_of(s, t);
     const bool cut = s->traits.sharded_optimizer || s->traits.sharded_weights;
-    const int64_t matrices = cut ? t->count : s->mains;
-    const int64_t one = t->rows * t->cols / (cut ? s->ep : 1);
+    const int32_t instances = step_work_at(s, 0, t->layer)[rank].instances;
+    const bool more = s->traits.replica_optimizer && instances > s->mains;
+    const int64_t matrices = cut ? 1 : more ? instances : s->mains;
+    const int64_t one = t->rows * t->cols * (cut ? t->count : 1) / (cut ? s->ep : 1);
+    const double part = cut ? 1 : (double)matrices / (double)s->mains;
     add_seconds(b,
                 mz_cost_update(&s->cluster->device, s->options.optimizer->rule, matrices, one,
-                               size.update_bytes, size.update_flops),
+                               part * size.update_bytes, part * size.update_flops),
                 2);
 }
 
 static void update(mz_step *s) {
     norms(s);
-    sum_norms(s);
+    gather_all(s, 8, MZ_PHASE_GRADIENT_REDUCE, s->layers);
     for (int32_t r = 0; r < s->ranks; r++) {
         burst b = {0};
         for (int64_t i = 0; i < s->model->tensors; i++)
-            update_tensor(s, &s->model->tensor[i], &b);
+            update_tensor(s, &s->model->tensor[i], r, &b);
         run(s, r, MZ_PHASE_OPTIMIZER, s->layers, b);
     }
     int64_t moves = 0;

@@ -1,106 +1,213 @@
-/* What every rank takes and gives back in one step of its routed experts alone, in the order of the
- * phases (replay/README.md): rows come and go as in timeline.c. Lists of a call are made for its
- * pairs and stay until its backward is done: pairs by expert, those of the send buffer, the place
- * of each pair in it, 8 bytes each. */
+/* What every rank takes and gives back in one step of its routed experts alone, in the order in
+ * which a replay does (replay/README.md). Per pair: its expert and gate weight 4 B each, its place
+ * in the list by expert 8, the pair of a row 8, the row of a pair 8; norms and gradients of gate
+ * weights
+ * 4. Scratch of kernels is no part of it. */
 #include "sim/step/timeline.h"
 
 #include <stddef.h>
 
-static int64_t lists_of(const mz_step *s, const step_rank_work *w) {
-    return 8 * (2 * w->pairs + w->packed) + 8 * (2 * (int64_t)s->model->experts + 1);
-}
+enum { NUMBER = 4, PLACE = 8 };
 
 static void gone(rank_timeline *t, const buffer *list, size_t count, int32_t layer) {
     for (size_t i = 0; i < count; i++)
         step_give(t, list[i], layer);
 }
 
-/* From the layer's input to the experts' activations. */
-static void rows_to_experts(rank_timeline *t, layer_call in) {
+static int64_t counts_bytes(const mz_step *s) {
+    return PLACE * (2 * (int64_t)s->model->experts + 1);
+}
+
+static int64_t places_bytes(const rank_timeline *t, const step_rank_work *w) {
+    return PLACE * (w->pairs > 0 ? w->pairs : t->tokens > 0);
+}
+
+static bool resent(const rank_timeline *t, layer_call in) {
+    return in.call->lossy && t->s->traits.resend;
+}
+
+static bool recomputed(const rank_timeline *t, layer_call in) {
+    return t->s->options.recompute == MZ_RECOMPUTE_FULL && !resent(t, in);
+}
+
+static bool has_norms(const rank_timeline *t, layer_call in) {
+    return in.call->lossy && t->s->traits.score_combine_bytes > 0;
+}
+
+/* Gate weights and, where tokens have any number of pairs, where they begin and whose they are. */
+static void take_weights(rank_timeline *t, layer_call in) {
+    const int64_t pairs = in.work->pairs;
+    step_take(t, BUFFER_PAIR_WEIGHTS, in.layer, NUMBER * pairs);
+    step_take(t, BUFFER_TOKENS, in.layer,
+              t->s->model->top_k == 0 ? PLACE * (t->tokens + 1) + NUMBER * pairs : 0);
+}
+
+static void take_list(rank_timeline *t, layer_call in) {
+    step_take(t, BUFFER_LIST, in.layer, PLACE * in.work->pairs);
+    step_take(t, BUFFER_COUNTS, in.layer, counts_bytes(t->s));
+    step_give(t, BUFFER_EXPERTS, in.layer);
+}
+
+static void take_order(rank_timeline *t, layer_call in) {
+    step_take(t, BUFFER_ROW_PAIRS, in.layer, PLACE * in.work->packed);
+    step_give(t, BUFFER_LIST, in.layer);
+    step_give(t, BUFFER_COUNTS, in.layer);
+}
+
+/* ---- forward -----------------------------------------------------------------------------------
+ */
+
+/* Rows and products; `again`: in backward, which has no use for outputs. */
+static void rows_to_experts(rank_timeline *t, layer_call in, bool again) {
     const step_sizes *z = &t->s->sizes;
-    const int64_t rows = in.work->rows;
+    const step_rank_work *w = in.work;
     const int32_t l = in.layer;
-    step_take(t, BUFFER_SEND, l, in.work->packed * z->row);
-    step_take(t, BUFFER_ROWS, l, rows * z->row);
+    take_order(t, in);
+    step_take(t, BUFFER_PLACES, l, again ? 0 : places_bytes(t, w));
+    step_take(t, BUFFER_SEND, l, w->packed * z->row);
+    step_give(t, BUFFER_ROW_PAIRS, l);
+    step_take(t, BUFFER_ROWS, l, w->rows * z->row);
     step_give(t, BUFFER_SEND, l);
-    step_take(t, BUFFER_GATE_UP, l, rows * z->gate_up);
-    step_take(t, BUFFER_ACT, l, rows * z->act);
+    step_take(t, BUFFER_GATE_UP, l, w->rows * z->gate_up);
+    step_take(t, BUFFER_ACT, l, w->rows * z->act);
+    step_take(t, BUFFER_OUTPUTS, l, again ? 0 : w->rows * z->row);
+    step_take(t, BUFFER_ROW_NORMS, l, !again && has_norms(t, in) ? NUMBER * w->rows : 0);
 }
 
 static void forward_call(rank_timeline *t, layer_call in) {
     static const buffer passing[] = {BUFFER_ACT, BUFFER_GATE_UP, BUFFER_ROWS};
+    static const buffer unpacked[] = {BUFFER_COMBINED, BUFFER_SENT_NORMS, BUFFER_PAIR_WEIGHTS,
+                                      BUFFER_TOKENS,   BUFFER_PLACES,     BUFFER_OUTPUT};
     const mz_step *s = t->s;
     const step_sizes *z = &s->sizes;
-    const bool resent = in.call->lossy && s->traits.resend;
-    const bool stay = s->options.recompute != MZ_RECOMPUTE_FULL && !resent;
+    const step_rank_work *w = in.work;
     const int32_t l = in.layer;
     step_take(t, BUFFER_INPUT, l, z->input * t->tokens);
-    step_take(t, BUFFER_LISTS, l, lists_of(s, in.work));
-    step_take(t, BUFFER_REPLICAS, l, in.work->hosted * z->replica_weights);
-    rows_to_experts(t, in);
-    step_take(t, BUFFER_OUTPUTS, l, in.work->rows * z->row);
-    if (!stay)
+    take_weights(t, in);
+    step_take(t, BUFFER_EXPERTS, l, NUMBER * w->pairs);
+    take_list(t, in);
+    step_take(t, BUFFER_REPLICAS, l, w->hosted * z->replica_weights);
+    rows_to_experts(t, in, false);
+    if (resent(t, in) || recomputed(t, in))
         gone(t, passing, sizeof passing / sizeof *passing, l);
-    step_take(t, BUFFER_COMBINED, l, in.work->packed * z->row);
+    step_take(t, BUFFER_COMBINED, l, w->packed * z->row);
+    step_take(t, BUFFER_SENT_NORMS, l, has_norms(t, in) ? NUMBER * w->packed : 0);
     step_give(t, BUFFER_OUTPUTS, l);
-    step_take(t, BUFFER_NORMS, l,
-              in.call->lossy ? in.work->pairs * s->traits.score_combine_bytes : 0);
-    step_take_and_give(t, BUFFER_OUTPUT, l, z->input * t->tokens);
-    if (!stay || !s->traits.router_gradient_kept)
-        step_give(t, BUFFER_COMBINED, l);
+    step_give(t, BUFFER_ROW_NORMS, l);
+    step_take(t, BUFFER_OUTPUT, l, z->input * t->tokens);
+    step_take(t, BUFFER_NORMS, l, has_norms(t, in) ? NUMBER * w->pairs : 0);
+    gone(t, unpacked, sizeof unpacked / sizeof *unpacked, l);
 }
 
-/* Kept rows of what was saved, side by side. */
-static int64_t gathered(const mz_step *s, layer_call in) {
-    const step_rank_work *w = in.work;
-    const int64_t kept = w->back_rows - w->again_rows;
-    return in.call->lossy && !s->traits.resend && kept < w->rows
-               ? kept * (s->sizes.row + s->sizes.gate_up + s->sizes.act)
-               : 0;
+/* ---- backward ----------------------------------------------------------------------------------
+ */
+
+/* The list of kept pairs becomes the rows of pairs. */
+static void score_pairs(rank_timeline *t, layer_call in) {
+    const int64_t least = places_bytes(t, in.work), all = in.work->pairs * SELECTION_BYTES;
+    step_take(t, BUFFER_SELECTION, in.layer, all > least ? all : least);
+    take_list(t, in);
+    step_take_and_give(t, BUFFER_GRADIENT_NORMS, in.layer, NUMBER * t->tokens + counts_bytes(t->s));
+    step_give(t, BUFFER_COUNTS, in.layer);
+    if (t->s->traits.resend)
+        step_give(t, BUFFER_LIST, in.layer);
 }
 
-static void backward_rows(rank_timeline *t, layer_call in) {
-    static const buffer done[] = {BUFFER_ROWS_AGAIN, BUFFER_UP_AGAIN,     BUFFER_KEPT,
-                                  BUFFER_ACT_BACK,   BUFFER_GATE_UP_BACK, BUFFER_BACK_ROWS,
-                                  BUFFER_ROWS,       BUFFER_GATE_UP,      BUFFER_ACT};
-    const mz_step *s = t->s;
-    const step_sizes *z = &s->sizes;
+static void pack_rows(rank_timeline *t, layer_call in) {
     const step_rank_work *w = in.work;
+    const bool saved = in.call->lossy && !t->s->traits.resend;
+    const int64_t row = t->s->sizes.row, kept = w->back_packed, again = w->again_packed;
     const int32_t l = in.layer;
-    step_take(t, BUFFER_BACK_SEND, l, (w->back_packed + w->again_packed) * z->row);
-    step_take(t, BUFFER_ROWS_AGAIN, l, w->again_rows * z->row);
-    step_take(t, BUFFER_BACK_ROWS, l, w->back_rows * z->row);
+    if (!in.call->lossy) {
+        take_list(t, in);
+        take_order(t, in);
+        step_take(t, BUFFER_PLACES, l, places_bytes(t, w));
+    } else {
+        step_take(t, BUFFER_ROW_PAIRS, l, PLACE * (kept + (saved ? again : 0)));
+        step_take(t, BUFFER_SAVED, l, saved ? PLACE * kept : 0);
+        step_give(t, BUFFER_LIST, l);
+    }
+    step_take(t, BUFFER_BACK_SEND, l, (kept + again) * row);
+    step_give(t, BUFFER_ROW_PAIRS, l);
+    step_give(t, BUFFER_PAIR_WEIGHTS, l);
+}
+
+/* Kept rows of saved activations lie in the buffers of their gradients. */
+static void backward_rows(rank_timeline *t, layer_call in) {
+    static const buffer done[] = {BUFFER_ROWS_AGAIN,   BUFFER_UP_AGAIN,  BUFFER_ACT_BACK,
+                                  BUFFER_GATE_UP_BACK, BUFFER_BACK_ROWS, BUFFER_ROWS,
+                                  BUFFER_GATE_UP,      BUFFER_ACT,       BUFFER_SAVED_ROWS};
+    const step_sizes *z = &t->s->sizes;
+    const step_rank_work *w = in.work;
+    const int64_t rows = w->back_rows, again = w->again_rows;
+    const int32_t l = in.layer;
+    step_take(t, BUFFER_ROWS_AGAIN, l, again * z->row);
+    step_take(t, BUFFER_BACK_ROWS, l, rows * z->row);
+    step_take(t, BUFFER_SAVED_ROWS, l, in.call->lossy && !t->s->traits.resend ? PLACE * rows : 0);
     step_give(t, BUFFER_BACK_SEND, l);
-    step_take(t, BUFFER_UP_AGAIN, l, w->again_rows * (z->gate_up + z->act));
-    step_take(t, BUFFER_KEPT, l, gathered(s, in));
-    step_take(t, BUFFER_ACT_BACK, l, w->back_rows * z->act);
-    step_take(t, BUFFER_GATE_UP_BACK, l, w->back_rows * z->gate_up);
-    step_take(t, BUFFER_INPUT_BACK, l, w->back_rows * z->row);
+    step_give(t, BUFFER_SAVED, l);
+    step_take(t, BUFFER_UP_AGAIN, l, again * (z->gate_up + z->act));
+    step_take(t, BUFFER_ACT_BACK, l, rows * z->act);
+    step_take(t, BUFFER_GATE_UP_BACK, l, rows * z->gate_up);
+    step_take(t, BUFFER_INPUT_BACK, l, rows * z->row);
+    step_take(t, BUFFER_DOTS, l, NUMBER * rows);
     gone(t, done, sizeof done / sizeof *done, l);
     step_take(t, BUFFER_COMBINED_BACK, l, w->back_packed * z->row);
+    step_take(t, BUFFER_SENT_DOTS, l, NUMBER * w->back_packed);
     step_give(t, BUFFER_INPUT_BACK, l);
-    step_take(t, BUFFER_ROUTER_BACK, l,
-              in.call->lossy && !s->traits.router_gradient_kept
-                  ? w->back_packed * (int64_t)PAIR_NUMBER_BYTES
-                  : 0);
+    step_give(t, BUFFER_DOTS, l);
+    step_give(t, BUFFER_COMBINED_BACK, l);
+}
+
+/* Gradients, or parts of them, that other hosts send to this rank. */
+static int64_t received(const rank_timeline *t, layer_call in) {
+    const mz_step *s = t->s;
+    int64_t bytes = 0;
+    for (int64_t i = in.call->move; i < in.call->move + in.call->moves; i++) {
+        const mz_move *m = &s->move[i];
+        const bool reduce = m->phase == MZ_MOVE_REDUCE || m->phase == MZ_MOVE_REDUCE_STEP;
+        if (reduce && (m->dst == t->rank || m->dst == MZ_EVERY_RANK))
+            bytes += m->dst == MZ_EVERY_RANK ? m->bytes / s->ranks : m->bytes;
+    }
+    return bytes;
 }
 
 static void backward_call(rank_timeline *t, layer_call in) {
-    static const buffer done[] = {
-        BUFFER_COMBINED_BACK, BUFFER_ROUTER_BACK, BUFFER_SELECTION,         BUFFER_NORMS,
-        BUFFER_COMBINED,      BUFFER_GRADIENT,    BUFFER_REPLICA_GRADIENTS, BUFFER_REPLICAS,
-        BUFFER_LISTS,         BUFFER_INPUT};
+    static const buffer done[] = {BUFFER_REPLICA_GRADIENTS,
+                                  BUFFER_REPLICAS,
+                                  BUFFER_SENT_DOTS,
+                                  BUFFER_SELECTION,
+                                  BUFFER_PLACES,
+                                  BUFFER_TOKENS,
+                                  BUFFER_NORMS,
+                                  BUFFER_INPUT,
+                                  BUFFER_GRADIENT};
     const mz_step *s = t->s;
     const step_sizes *z = &s->sizes;
     const int32_t l = in.layer;
     step_take(t, BUFFER_GRADIENT, l, 2 * z->input * t->tokens);
-    if (s->options.recompute == MZ_RECOMPUTE_FULL && !(in.call->lossy && s->traits.resend))
-        rows_to_experts(t, in);
-    if (in.call->lossy)
-        step_take(t, BUFFER_SELECTION, l, in.work->pairs * SELECTION_BYTES);
+    take_weights(t, in);
     step_take(t, BUFFER_REPLICA_GRADIENTS, l, in.work->hosted * z->replica_gradients);
+    step_take(t, BUFFER_EXPERTS, l, NUMBER * in.work->pairs);
+    if (recomputed(t, in)) {
+        take_list(t, in);
+        rows_to_experts(t, in, true);
+        step_take(t, BUFFER_EXPERTS, l, NUMBER * in.work->pairs);
+    }
+    if (in.call->lossy)
+        score_pairs(t, in);
+    pack_rows(t, in);
     backward_rows(t, in);
+    step_take_and_give(t, BUFFER_REDUCED, l, received(t, in));
     gone(t, done, sizeof done / sizeof *done, l);
+}
+
+/* ---- the step ----------------------------------------------------------------------------------
+ */
+
+/* A cut optimizer holds a layer's fresh weights in the parts that it updates. */
+static int64_t update_bytes(const mz_step *s) {
+    return s->traits.sharded_optimizer ? s->sizes.expert_layer[0] : s->sizes.temporaries;
 }
 
 void layers_timeline(rank_timeline *t) {
@@ -112,5 +219,5 @@ void layers_timeline(rank_timeline *t) {
         for (int32_t l = s->layers - 1; l >= 0; l--)
             backward_call(t, step_layer_call(t, l, l));
     }
-    step_take_and_give(t, BUFFER_UPDATE, s->layers, s->sizes.temporaries);
+    step_take_and_give(t, BUFFER_UPDATE, s->layers, update_bytes(s));
 }

@@ -18,9 +18,28 @@ step_at step_at_of(const mz_step *s, int32_t micro_batch, int32_t moe, int32_t g
                      .chunk_end = cut ? s->chunk_end + ordinal * s->chunks : NULL};
 }
 
+/* What a replay sends beside a row: ||h||^2 with combine where scores have it; the row number of
+ * the saved activations with what is kept of them; the gate weight's gradient with every row back.
+ */
+static int64_t number_bytes(const mz_step *s, const step_call *call, step_traffic traffic) {
+    enum { PLACE_BYTES = 8 };
+    switch (traffic) {
+    case TRAFFIC_COMBINE:
+        return call->lossy ? s->traits.score_combine_bytes : 0;
+    case TRAFFIC_BACK_DISPATCH:
+        return call->lossy && !s->traits.resend ? PLACE_BYTES : 0;
+    case TRAFFIC_BACK_COMBINE:
+        return PAIR_NUMBER_BYTES;
+    default:
+        return 0;
+    }
+}
+
 int64_t step_row_bytes(const mz_step *s, const step_call *call, step_traffic traffic) {
     const int64_t row = s->sizes.row;
     const mz_policy_traits *t = &s->traits;
+    if (step_alone(s))
+        return row + number_bytes(s, call, traffic);
     switch (traffic) {
     case TRAFFIC_COMBINE:
         return row + (call->lossy ? t->score_combine_bytes : 0);
