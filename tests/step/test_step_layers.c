@@ -1,0 +1,312 @@
+/* Routed experts alone: times and bytes of every phase added up by hand on two ranks.
+ *
+ * H = 64, I = 32, 4 experts, 2 layers; bytes at 1e11 B/s, a copy reads and writes; FLOPs at 1e12/s.
+ * Without launches and tiles. Tokens are half a source's pairs. */
+#include "sim/policy/parts.h"
+#include "tests/step/tiny.h"
+
+#include <math.h>
+
+enum { H = TINY_H, I = TINY_I, E = TINY_EXPERTS, ROW = 2 * H };
+
+/* Source 0 sends 8 of 24 pairs to rank 1, source 1 10 of 16 to rank 0. */
+static const int64_t skewed[2 * E] = {10, 6, 5, 3, 4, 6, 2, 4};
+
+static void make(tiny *t, const char *layers, int32_t each) {
+    tiny_make(t, 2, 2, layers);
+    mz_model *m = &t->model;
+    m->tensors = 0;
+    for (int32_t l = 0; l < m->layers; l++) {
+        for (int k = 0; k < 2; k++)
+            t->tensor[m->tensors++] = (mz_tensor){.name = "experts",
+                                                  .rows = k == 0 ? 2 * I : H,
+                                                  .cols = k == 0 ? H : I,
+                                                  .count = E,
+                                                  .layer = l,
+                                                  .tier = MZ_TIER_EXPERT,
+                                                  .bytes_per_value = 2,
+                                                  .trainable = true};
+    }
+    t->options.scope = MZ_SCOPE_LAYERS;
+    t->options.effects = (mz_step_effects){.other_work = true, .recompute_exchange = true};
+    if (each == 2) {
+        t->cluster.gpus = 1;
+        t->cluster.ranks_per_device = 2;
+        t->device[1] = 0;
+    }
+    tiny_load(t, skewed);
+    tiny_static_plan(t);
+}
+
+static double memory(double bytes) {
+    return bytes / 1e11;
+}
+
+static double of(const mz_step_outcome *o, int layer, int rank, int phase) {
+    return o->detail_s[(layer * 2 + rank) * MZ_PHASES + phase];
+}
+
+/* Rows of a rank's experts: rank 0 has 0 and 1 (14 + 12 of both sources), rank 1 2 and 3 (7 + 7).
+ */
+static const int64_t rows[2] = {26, 14}, sent[2] = {24, 16}, tokens[2] = {12, 8};
+
+static void one_device(void **state) {
+    tiny t;
+    mz_step *step;
+    mz_step_outcome o;
+    make(&t, "mm", 2);
+    tiny_step(&t, 1, &step, &o);
+    double sum = 0;
+    for (int l = 0; l < 2; l++)
+        for (int r = 0; r < 2; r++) {
+            const double n = (double)rows[r], p = (double)sent[r], T = (double)tokens[r];
+            /* experts in, order out, counts and begins */
+            assert_close(of(&o, l, r, MZ_PHASE_ROUTER), memory(12 * p + 16 * E));
+            /* one copy of E 8-byte counts */
+            assert_close(of(&o, l, r, MZ_PHASE_COUNT_EXCHANGE), memory(2 * 8 * E));
+            /* order, places: 16 B each; rows in and out */
+            assert_close(of(&o, l, r, MZ_PHASE_PACK), memory((16 + 16 + 2 * ROW) * p));
+            /* every row of the rank's experts is copied to it, its own too */
+            assert_close(of(&o, l, r, MZ_PHASE_DISPATCH), memory(2 * ROW * n));
+            assert_close(of(&o, l, r, MZ_PHASE_EXPERTS), 6 * n * H * I / 1e12 + memory(6 * n * I));
+            assert_close(of(&o, l, r, MZ_PHASE_COMBINE), memory(2 * ROW * p));
+            assert_close(of(&o, l, r, MZ_PHASE_UNPACK), memory(ROW * (p + T)));
+            /* grouped and ordered once more, scaled rows */
+            assert_close(of(&o, l, r, MZ_PHASE_BACKWARD_PACK),
+                         memory((12 + 16 + 16 + 2 * ROW) * p + 16 * E));
+            assert_close(of(&o, l, r, MZ_PHASE_BACKWARD_DISPATCH), memory(2 * ROW * n));
+            assert_close(of(&o, l, r, MZ_PHASE_BACKWARD_EXPERTS),
+                         12 * n * H * I / 1e12 + memory(10 * n * I));
+            /* the gate weight's gradient comes with every row */
+            assert_close(of(&o, l, r, MZ_PHASE_BACKWARD_COMBINE), memory(2 * (ROW + 4) * p));
+            assert_close(of(&o, l, r, MZ_PHASE_BACKWARD_OTHER), memory(ROW * (p + T)));
+            assert_true(of(&o, l, r, MZ_PHASE_SCORE) == 0);
+        }
+    /* 2 experts a rank of 2 layers, 3 H I values: norms 2 B and 4 a row; AdamW with master weights
+     */
+    const double values = 2.0 * 2 * 3 * H * I, norm_rows = 2.0 * 2 * (2 * I + H);
+    assert_close(of(&o, 2, 0, MZ_PHASE_OPTIMIZER),
+                 memory(2 * values + 4 * norm_rows + 28 * values));
+    for (int i = 0; i < 3 * 2 * MZ_PHASES; i++)
+        sum += o.detail_s[i];
+    assert_close(o.time_s, sum); /* one after another */
+    assert_close(o.moe_s, sum - of(&o, 2, 0, MZ_PHASE_OPTIMIZER) -
+                              of(&o, 2, 1, MZ_PHASE_OPTIMIZER) -
+                              of(&o, 2, 0, MZ_PHASE_GRADIENT_REDUCE) -
+                              of(&o, 2, 1, MZ_PHASE_GRADIENT_REDUCE));
+    assert_int_equal(o.dispatch_bytes, 2 * ROW * (8 + 10));
+    assert_int_equal(o.backward_combine_bytes, 2 * (ROW + 4) * (8 + 10));
+    assert_int_equal(o.sent_bytes, 0); /* nothing leaves the device */
+    double busy = 0;
+    for (int l = 0; l < 3; l++)
+        for (int p = 0; p < MZ_PHASES; p++)
+            busy += mz_phase_computes((mz_phase)p) ? of(&o, l, 1, p) : 0;
+    assert_close(o.rank_busy_s[1], busy);
+    assert_close(o.phase_s[MZ_PHASE_DISPATCH], 2 * memory(2 * ROW * 26));
+    mz_step_free(&step);
+    tiny_free(&t);
+}
+
+/* Launches and a wait for every rank and phase: 2 + 10 us, and 2 us for every further kernel that
+ * takes less. */
+static void launches(void **state) {
+    tiny t;
+    mz_step *step;
+    mz_step_outcome o;
+    make(&t, "m", 2);
+    t.options.effects.launches = true;
+    tiny_step(&t, 1, &step, &o);
+    assert_close(of(&o, 0, 0, MZ_PHASE_ROUTER), 12e-6 + memory(12 * 24 + 16 * E));
+    assert_close(of(&o, 0, 0, MZ_PHASE_PACK), 12e-6 + 4e-6);
+    /* four messages, of two sources for two experts: three more launches */
+    assert_close(of(&o, 0, 0, MZ_PHASE_DISPATCH), 12e-6 + 6e-6);
+    mz_step_free(&step);
+    tiny_free(&t);
+}
+
+/* A device each: own rows are copied, the others cross the port after both have entered; rank 1 is
+ * done with its part earlier and waits. */
+static void two_devices(void **state) {
+    tiny t;
+    mz_step *step;
+    mz_step_outcome o;
+    make(&t, "m", 1);
+    tiny_step(&t, 1, &step, &o);
+    const double group[2] = {memory(12 * 24 + 16 * E), memory(12 * 16 + 16 * E)};
+    const double own = memory(2 * 8 * E), counts = 8 * E / 1e10 + 1e-6;
+    assert_close(of(&o, 0, 0, MZ_PHASE_COUNT_EXCHANGE), own + counts);
+    assert_close(of(&o, 0, 1, MZ_PHASE_COUNT_EXCHANGE), own + counts + group[0] - group[1]);
+    const double pack[2] = {memory((32 + 2 * ROW) * 24), memory((32 + 2 * ROW) * 16)};
+    const double copy[2] = {memory(2 * ROW * 16), memory(2 * ROW * 6)};
+    const double ready =
+        pack[0] + copy[0] > pack[1] + copy[1] ? pack[0] + copy[0] : pack[1] + copy[1];
+    /* 8 rows from 0 to 1, 10 back */
+    assert_close(of(&o, 0, 1, MZ_PHASE_DISPATCH), ready - pack[1] + 10 * ROW / 1e10 + 1e-6);
+    assert_close(of(&o, 0, 0, MZ_PHASE_DISPATCH), ready - pack[0] + 10 * ROW / 1e10 + 1e-6);
+    double sum = 0;
+    for (int l = 0; l < 2; l++)
+        for (int p = 0; p < MZ_PHASES; p++)
+            sum += of(&o, l, 0, p);
+    assert_true(o.time_s >= sum - 1e-15);
+    /* the last exchange is the norm's sum; the update follows it on both */
+    assert_close(o.time_s, sum);
+    assert_true(o.sent_bytes > 0 && o.sent_bytes == o.received_bytes);
+    mz_step_free(&step);
+    tiny_free(&t);
+}
+
+/* Half of every entry kept: 5 of 10 of expert 0 of source 0 and so on, none where one pair is odd.
+ */
+static void budgeted(void **state) {
+    static const int32_t expert[] = {0, 1, 2, 3}, rank[] = {0, 0, 1, 1};
+    static const int64_t back[2 * E] = {5, 3, 2, 1, 2, 3, 1, 2}; /* 11 and 8; rows 13 and 6 */
+    tiny t;
+    mz_step *step;
+    mz_step_outcome o;
+    make(&t, "m", 2);
+    tiny_plan(&t, 4, expert, rank, skewed, back);
+    t.traits.lossy = true;
+    t.traits.score_combine_bytes = 4;
+    t.traits.score_kind = 0;
+    tiny_step(&t, 1, &step, &o);
+    assert_close(of(&o, 0, 0, MZ_PHASE_COMBINE), memory(2 * (ROW + 4) * 24));
+    assert_close(of(&o, 0, 0, MZ_PHASE_UNPACK), memory(ROW * (24 + 12) + 4 * 24));
+    /* grouping; norms of g; scores 20, selection 24 B a pair */
+    assert_close(of(&o, 0, 0, MZ_PHASE_SCORE), memory(12 * 24 + 16 * E + (ROW + 4) * 12 + 44 * 24));
+    assert_close(of(&o, 0, 0, MZ_PHASE_BACKWARD_PACK), memory((16 + 2 * ROW) * 11));
+    assert_close(of(&o, 0, 0, MZ_PHASE_BACKWARD_DISPATCH), memory(2 * (ROW + 8) * 13));
+    /* kept x, gate and up, h side by side */
+    assert_close(of(&o, 0, 0, MZ_PHASE_BACKWARD_EXPERTS),
+                 12.0 * 13 * H * I / 1e12 + memory(4 * 13 * (H + 3 * I) + 10 * 13 * I));
+    assert_int_equal(o.backward_dispatch_bytes, (ROW + 8) * (3 + 5));
+    mz_step_free(&step);
+    /* x again: sent once more, ordered by the device, gate and up computed again */
+    t.traits.resend = true;
+    tiny_step(&t, 1, &step, &o);
+    assert_close(of(&o, 0, 0, MZ_PHASE_BACKWARD_PACK), memory((32 + 4 * ROW) * 11));
+    assert_close(of(&o, 0, 0, MZ_PHASE_BACKWARD_DISPATCH), memory(2 * 2 * ROW * 13));
+    assert_close(of(&o, 0, 0, MZ_PHASE_BACKWARD_EXPERTS),
+                 16.0 * 13 * H * I / 1e12 + memory(6 * 13 * I + 10 * 13 * I));
+    mz_step_free(&step);
+    tiny_free(&t);
+}
+
+/* The only layer's backward products: its input, both gradients; rows, gate and up, activation of
+ * forward; rows of gradients and the products' results; places of pairs, gradients of gate weights.
+ */
+static void memory_of_one_layer(void **state) {
+    tiny t;
+    mz_step *step;
+    mz_step_outcome o;
+    make(&t, "m", 2);
+    tiny_step(&t, 1, &step, &o);
+    const int64_t weights = 2 * 2 * 3 * H * I, T = 12, n = 26, p = 24;
+    const int64_t resident = weights + weights + 6 * weights;
+    const int64_t activations = 3 * ROW * T;
+    const int64_t buffers = 8 * p + n * (ROW + 4 * I + 2 * I) + n * (ROW + 2 * I + 4 * I + ROW + 4);
+    assert_int_equal(o.resident_bytes, resident);
+    assert_int_equal(o.peak_bytes, resident + activations + buffers);
+    assert_int_equal(o.at_peak[MZ_MEM_ACTIVATIONS], activations);
+    assert_int_equal(o.at_peak[MZ_MEM_TOKEN_BUFFERS], buffers);
+    assert_int_equal(o.at_peak[MZ_MEM_WORKSPACE] + o.at_peak[MZ_MEM_CONTEXT] +
+                         o.at_peak[MZ_MEM_COMMUNICATION],
+                     0);
+    assert_string_equal(o.peak_label, "layer 0 gate gradients of rows");
+    assert_int_equal(o.rank_memory_bytes[MZ_MEM_TOKEN_BUFFERS], buffers);
+    mz_step_free(&step);
+    tiny_free(&t);
+}
+
+/* Full recomputation keeps the input alone of a layer; in backward the rows come again. */
+static void recomputed(void **state) {
+    tiny t;
+    mz_step *step;
+    mz_step_outcome none, full;
+    make(&t, "mm", 2);
+    tiny_step(&t, 1, &step, &none);
+    const int64_t peak = none.peak_bytes;
+    const double dispatch = none.phase_s[MZ_PHASE_DISPATCH];
+    const double combine = none.phase_s[MZ_PHASE_COMBINE];
+    const double experts = none.phase_s[MZ_PHASE_EXPERTS];
+    mz_step_free(&step);
+    t.options.recompute = MZ_RECOMPUTE_FULL;
+    tiny_step(&t, 1, &step, &full);
+    assert_int_equal(peak - full.peak_bytes, 26 * (ROW + 4 * I + 2 * I)); /* of one layer */
+    assert_close(full.phase_s[MZ_PHASE_DISPATCH], 2 * dispatch);
+    assert_close(full.phase_s[MZ_PHASE_COMBINE], combine);
+    /* gate and up once more, not down */
+    assert_close(full.phase_s[MZ_PHASE_EXPERTS] - experts,
+                 2 * (4.0 * 26 * H * I / 1e12 + memory(6 * 26 * I)));
+    mz_step_free(&step);
+    tiny_free(&t);
+}
+
+/* A replica of expert 0 on rank 1: weights there before forward, its gradient back afterwards and
+ * added to rows of the main's. */
+static void replica(void **state) {
+    static const int32_t expert[] = {0, 0, 1, 2, 3}, rank[] = {0, 1, 0, 1, 1};
+    static const int64_t pairs[2 * 5] = {10, 0, 6, 5, 3, 0, 4, 6, 2, 4};
+    const int64_t W = 2 * 3 * H * I;
+    tiny t;
+    mz_step *step;
+    mz_step_outcome o;
+    mz_err err;
+    make(&t, "m", 2);
+    t.traits.slots = 3;
+    t.traits.replica_memory = MZ_REPLICAS_PER_LAYER;
+    t.traits.replica_gradient_bytes = W;
+    tiny_plan(&t, 5, expert, rank, pairs, NULL);
+    const mz_move there = {MZ_MOVE_WEIGHTS, MZ_MOVE_FORWARD, MZ_HIDE_DISPATCH, 0, 0, 1, W, 0};
+    const mz_move back = {MZ_MOVE_GRADIENTS, MZ_MOVE_REDUCE, MZ_HIDE_LAYERS, 0, 1, 0, W, 0};
+    assert_ok(mz_plan_add_move(t.plan, there, &err), &err);
+    assert_ok(mz_plan_add_move(t.plan, back, &err), &err);
+    tiny_step(&t, 1, &step, &o);
+    assert_true(of(&o, 0, 0, MZ_PHASE_WEIGHT_MOVE) == 0);
+    assert_close(of(&o, 0, 1, MZ_PHASE_WEIGHT_MOVE), memory(2.0 * (double)W));
+    assert_close(of(&o, 0, 0, MZ_PHASE_REPLICA_REDUCE), memory(2.0 * (double)W + 3.0 * (double)W));
+    assert_int_equal(o.transfer_bytes, 2 * W);
+    assert_int_equal(o.rank_replica_bytes[1], 2 * W);
+    assert_int_equal(o.rank_memory_bytes[MZ_MEM_TEMPORARIES], W);
+    mz_step_free(&step);
+    tiny_free(&t);
+}
+
+static void what_a_replay_does_not_do(void **state) {
+    tiny t;
+    mz_step *step;
+    mz_err err;
+    make(&t, "m", 2);
+    const mz_step_options good = t.options;
+    for (int i = 0; i < 5; i++) {
+        t.options = good;
+        if (i == 0)
+            t.options.ep = 1;
+        else if (i == 1)
+            t.options.network = MZ_NETWORK_FLOW;
+        else if (i == 2)
+            t.options.dispatch = MZ_DISPATCH_RANK;
+        else if (i == 3)
+            t.options.recompute = MZ_RECOMPUTE_SELECTIVE;
+        else
+            t.options.allocator = MZ_ALLOCATOR_CACHING;
+        assert_int_equal(
+            mz_step_create(&t.model, &t.cluster, &t.options, "static", &t.traits, &step, &err),
+            MZ_EINPUT);
+        assert_non_null(strstr(err.msg, "--scope layers"));
+    }
+    tiny_free(&t);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(one_device),
+        cmocka_unit_test(launches),
+        cmocka_unit_test(two_devices),
+        cmocka_unit_test(budgeted),
+        cmocka_unit_test(memory_of_one_layer),
+        cmocka_unit_test(recomputed),
+        cmocka_unit_test(replica),
+        cmocka_unit_test(what_a_replay_does_not_do),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
