@@ -554,8 +554,13 @@ static mz_code run_job(replay_job *job, mz_app *app, mz_err *err) {
         if (write_result(job, app, &ignored) == MZ_OK)
             mz_warn(&app->log, "interrupted: the result covers the completed steps only");
     }
-    if (code != MZ_OK)
-        mz_transport_abort(job->transport);
+    if (code == MZ_OK || !job->transport)
+        return code;
+    const mz_transport *t = job->transport;
+    if (t->processes > 1 && !strstr(err->msg, "process ")) /* which one is in every line */
+        mz_err_prefix(err, "process %d of %d (ranks %d to %d)", t->process, t->processes, t->first,
+                      t->end - 1);
+    mz_transport_abort(job->transport);
     return code;
 }
 

@@ -97,7 +97,9 @@ mz_code engine_gather(mz_engine *e, const void *mine, size_t bytes, void *all, m
                       int32_t layer, double start, mz_err *err) {
     e->transport->doing = mz_phase_name(phase);
     e->transport->layer = layer;
-    const mz_code code = mz_transport_gather(e->transport, mine, bytes, all, err);
+    mz_code code = notify(e, e->first, phase, layer, err);
+    if (code == MZ_OK)
+        code = mz_transport_gather(e->transport, mine, bytes, all, err);
     engine_charge_shared(e, phase, layer, start);
     return code;
 }

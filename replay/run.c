@@ -286,7 +286,7 @@ static mz_code plan_call(mz_replay *r, replay_policy *p, const mz_replay_step *s
     mz_engine_charge_all(p->engine, MZ_PHASE_PLANNER, call->layer, took);
     p->planned_s += took;
     p->aside_s += mz_now() - start - took;
-    return MZ_OK;
+    return notice(r, r->transport->first, MZ_PHASE_PLANNER, call->layer, err);
 }
 
 static mz_code run_micro_batch(mz_replay *r, replay_policy *p, const mz_replay_step *step,
@@ -494,7 +494,7 @@ static mz_code run_pass(mz_replay *r, const mz_replay_window *window, int from, 
         r->dealt = r->dealt || step.dealt;
         for (int i = from; code == MZ_OK && i < to; i++) {
             code = run_step(r, &r->policy[i], &step, s, record, err);
-            if (code != MZ_OK)
+            if (code != MZ_OK && strncmp(err->msg, "policy ", 7) != 0)
                 mz_err_prefix(err, "policy %s, step %lld", r->policy[i].text, (long long)step.step);
             mz_progress_update(progress, r->executed);
         }

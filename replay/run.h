@@ -21,7 +21,7 @@ typedef enum mz_fault_kind {
     MZ_FAULT_NONE,
     MZ_FAULT_KILL,    /* the rank's process is killed */
     MZ_FAULT_HANG,    /* ... is stopped */
-    MZ_FAULT_CORRUPT, /* a byte of what its process receives next is changed */
+    MZ_FAULT_CORRUPT, /* values that its process receives then get the wrong sign */
     MZ_FAULT_MEMORY   /* the `step`-th allocation of its process fails */
 } mz_fault_kind;
 typedef struct mz_fault {

@@ -65,7 +65,7 @@ struct mz_transport {
     void *stream;        /* its native stream 0, NULL on the host */
     const char *doing;   /* set by the caller for messages: "dispatch", with its layer (-1: none) */
     int32_t layer;
-    bool corrupt;         /* test aid: the next exchange changes a byte of what it received */
+    bool corrupt;         /* test aid: the next exchange that receives something corrupts it */
     void *scratch;        /* of transport.c */
     void *library, *self; /* of the kind */
 };
