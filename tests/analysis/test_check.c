@@ -203,6 +203,9 @@ static void one_phase_off(void **state) {
     assert_near(b->phase[MZ_PHASE_EXPERTS].error, 0);
     assert_near(b->step.error, (9.6 - 9.6 / 1.11) / (38.9 - 9.6 + 9.6 / 1.11));
     assert_near(c.result.mean_error, b->step.error / 3);
+    assert_near(c.result.worst_error, b->step.error);
+    assert_non_null(strstr(c.result.target[1].found, "+2.5"));
+    assert_non_null(strstr(c.result.target[1].found, "(b)"));
     assert_non_null(strstr(c.result.target[2].found, "+11.00 % (dispatch of b)"));
     assert_string_equal(c.result.verdict, "fail: 1 of 9 targets are missed");
     done(&c);
