@@ -1,0 +1,147 @@
+#!/usr/bin/env bats
+# mizan sim --scope layers and mizan check: what is written, compared, refused.
+
+load common
+
+setup() {
+    enter_tmpdir
+    example=$root/traces/example/olmoe-8r.h5
+}
+
+predict() { # OUTPUT OPTION...
+    local output=$1
+    shift
+    "$mizan" -q sim --scope layers --trace "$example" --model olmoe-1b-7b --cluster a100-80gb:1x8 --steps 2 \
+        --hidden 64 --inter 32 --layers 2 --policy 'static,ultraep,lrmoe[keep=0.5]' "$@" >"$output"
+}
+
+# A prediction p.json and what would measure it m.json.
+pair() { # KEY=VALUE...
+    predict p.json --json --detail
+    digest=$("$mizan" check p.json p.json --json | sed -n 's/.*"prediction_digest": "\(.*\)".*/\1/p')
+    measure m.json "$@"
+}
+
+measure() { # OUTPUT KEY=VALUE...
+    local output=$1
+    shift
+    "$python" "$BATS_TEST_DIRNAME/measured.py" p.json "$digest" "$@" >"$output"
+}
+
+@test "scope layers: the same bytes from the same input, in HDF5 and JSON; detail on request" {
+    predict a.json --json -o a.h5
+    predict b.json --json -o b.h5
+    cmp a.json b.json
+    cmp a.h5 b.h5
+    predict c.json --json --detail
+    ! grep -q '"detail"' a.json
+    grep -q '"detail"' c.json
+    grep -q '"kind": "prediction"' a.json
+    grep -q '"scope": "layers"' a.json
+    grep -q '"digest": "sha256:' a.json
+    run --separate-stderr "$mizan" -q check a.h5 c.json
+    [ "$status" -eq 0 ]
+}
+
+@test "scope layers: sizes are told, and asked for only there" {
+    predict a.txt
+    grep -q 'routed experts alone: 2 layers, 64 experts, hidden 64, intermediate 32; 8 ranks on 1 device' a.txt
+    fails 2 "go with --scope layers" "$mizan" sim --trace "$example" --model olmoe-1b-7b --cluster a100-80gb:8 --hidden 64
+    fails 2 "--layers 17" "$mizan" sim --scope layers --trace "$example" --model olmoe-1b-7b --cluster a100-80gb:8 --layers 17
+    fails 2 "leave --ep out" "$mizan" sim --scope layers --trace "$example" --model olmoe-1b-7b --cluster a100-80gb:8 --ep 4
+    fails 2 "--network port" "$mizan" sim --scope layers --trace "$example" --model olmoe-1b-7b --cluster a100-80gb:8 --network flow
+}
+
+@test "detail of a whole step adds up to what its phases say" {
+    "$mizan" -q sim --trace "$example" --model olmoe-1b-7b --cluster a100-80gb:8 --steps 1 --policy static,symi \
+        --json --detail >a.json
+    "$python" - <<'PY'
+import json
+for run in json.load(open("a.json"))["runs"]:
+    step = run["detail"]["detail_s"][0]
+    assert len(step) == 17 and len(step[0]) == 8
+    for k, (name, seconds) in enumerate(run["phases_s"].items()):
+        worst = max(sum(layer[r][k] for layer in step) for r in range(8))
+        assert abs(worst - seconds) <= 1e-9 * max(seconds, 1e-6), (name, worst, seconds)
+PY
+}
+
+@test "a perfect measurement passes, and the last line says so" {
+    pair
+    run --separate-stderr "$mizan" check p.json m.json --html page.html
+    echo "$output"
+    [ "$status" -eq 0 ]
+    [ -z "$stderr" ]
+    [ "${lines[-1]}" = "pass: all 9 targets are met" ]
+    ! grep -q FAIL <<<"$output"
+    grep -q '</html>' page.html
+    ! grep -qE 'https?:|<script|src=' page.html
+    run "$mizan" check p.json m.json --json
+    [ "$status" -eq 0 ]
+    "$python" -c 'import json, sys; r = json.loads(sys.argv[1]); assert r["passed"] and r["schema"] == "mizan-check/1"' "$output"
+}
+
+@test "a target that is missed: exit code 1, the line that says which" {
+    pair phase.dispatch=0.8
+    run --separate-stderr "$mizan" check p.json m.json
+    echo "$output"
+    [ "$status" -eq 1 ]
+    grep -q '^FAIL  phases of at least 5 % of a step within 10 %: +25.00 % (dispatch of ' <<<"$output"
+    [[ ${lines[-1]} == "fail: "*" of 9 targets are missed" ]]
+    [[ $stderr == "mizan: check: fail: "* ]]
+    measure m.json peak=0.98
+    run --separate-stderr "$mizan" check p.json m.json
+    [ "$status" -eq 1 ]
+    grep -q '^FAIL  peak memory within 1 %' <<<"$output"
+    measure m.json scale.static=0.9
+    run --separate-stderr "$mizan" check p.json m.json
+    [ "$status" -eq 1 ]
+    grep -q '^FAIL  step time, worst error at most 5 %: +11.11 % (static)' <<<"$output"
+}
+
+@test "a prediction that the measurement does not know was not fixed before it" {
+    pair
+    digest=sha256:other
+    measure m.json
+    run --separate-stderr "$mizan" check p.json m.json
+    [ "$status" -eq 1 ]
+    grep -q 'prediction was not fixed before the replay' <<<"$output"
+}
+
+@test "files that do not belong together, or are no results" {
+    pair seed=7
+    fails 2 "settings.seed is 1 in the prediction, 7 in the measurement" "$mizan" check p.json m.json
+    measure m.json
+    predict other.json --json --detail --seed 1 --first-step 1
+    fails 2 "settings.first_step" "$mizan" check other.json m.json
+    fails 2 "first file is a measurement" "$mizan" check m.json p.json
+    "$mizan" -q sim --trace "$example" --model olmoe-1b-7b --cluster a100-80gb:8 --steps 1 --json >step.json
+    fails 2 "a simulation of whole steps" "$mizan" check step.json m.json
+    predict thin.json --json
+    fails 2 "write it with --output, or with --json --detail" "$mizan" check thin.json thin.json
+    fails 2 "no-such.json" "$mizan" check p.json no-such.json
+    echo '{"schema": "mizan-result/1"' >cut.json
+    fails 2 "cut.json" "$mizan" check p.json cut.json
+    fails 2 "" "$mizan" check p.json
+    fails 2 "" "$mizan" check p.json m.json --html no/such/folder.html
+}
+
+@test "every option and key of check is in its man page" {
+    pair
+    "$mizan" check p.json m.json --json >check.json
+    for key in $("$python" -c '
+import json
+def keys(value, open=True):
+    if isinstance(value, dict):
+        for key, item in value.items():
+            if open: print(key)
+            keys(item, key not in ("phases_s", "memory_bytes"))
+    elif isinstance(value, list):
+        for item in value: keys(item)
+keys(json.load(open("check.json")))' | sort -u); do
+        grep -q -- "\*$key\*" "$root/analysis/mizan-check.1.scd" || { echo "$key" && false; }
+    done
+    for option in $("$mizan" check --help | grep -oE '^ .{0,6}--[a-z0-9-]+' | grep -oE -- '--[a-z0-9-]+'); do
+        grep -q -- "\*$option\*" "$root/analysis/mizan-check.1.scd" || { echo "$option" && false; }
+    done
+}
