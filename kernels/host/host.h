@@ -33,7 +33,7 @@ void mz_pool_range(mz_pool *pool, mz_range range, void *argument, int64_t n, int
 enum { MZ_STREAM_BYTES = 16 << 20 }; /* results from here on find no room in the caches */
 typedef struct mz_row_sum {          /* to = from + sum over k of factor[k] row[k] */
     mz_dtype type;                   /* of the rows */
-    mz_dtype from_type, to_type;
+    mz_dtype from_type, to_type; /* type, or MZ_F32: sums that wait, room for whole 16 columns */
     void *to;
     const void *from;       /* may be `to`; NULL: 0 */
     const void *const *row; /* [rows] */

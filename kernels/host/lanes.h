@@ -80,30 +80,25 @@ INLINE void store_upper(uint16_t *p, bits v) {
                      _mm256_castsi256_si128(_mm256_permute4x64_epi64(both, 0x08)));
 #endif
 }
-#if defined(__AVX2__) && !defined(__AVX512F__)
-INLINE __m256i pack_upper(bits v, bits w) {
-    const __m256i both = _mm256_packus_epi32((__m256i)(v >> 16), (__m256i)(w >> 16));
-    return _mm256_permute4x64_epi64(both, 0xd8);
-}
-#endif
 INLINE void store_upper2(uint16_t *p, bits v, bits w) {
 #if defined(__AVX512F__) || !defined(__x86_64__)
     store_upper(p, v);
     store_upper(p + LANES, w);
 #elif defined(__AVX2__)
-    _mm256_storeu_si256((__m256i *)(void *)p, pack_upper(v, w));
+    const __m256i both = _mm256_packus_epi32((__m256i)(v >> 16), (__m256i)(w >> 16));
+    _mm256_storeu_si256((__m256i *)(void *)p, _mm256_permute4x64_epi64(both, 0xd8));
 #else
     const __m128i both = _mm_packs_epi32((__m128i)((ints)v >> 16), (__m128i)((ints)w >> 16));
     _mm_storeu_si128((__m128i *)(void *)p, both);
 #endif
 }
-/* The nearest bf16, ties to even, in the upper halves; the lower halves are left over. Not for
- * NaN. */
+/* The nearest bf16, ties to even, in the upper halves; the lower halves are left over. A NaN whose
+ * lower half is zero stays one: what comes from bf16, or from an operation on numbers. */
 INLINE bits round_number(lanes v) {
     const bits u = (bits)v;
     return u + (0x7fffu + (u >> 16 & 1u));
 }
-/* The same, for a NaN too as arithmetic leaves it (quiet): it is cut, so it stays one. */
+/* The same for any NaN that arithmetic leaves (quiet): it is cut. */
 INLINE bits round_bf16(lanes v) {
     const bits u = (bits)v, nan = (bits)(v != v);
     return u + ((0x7fffu + (u >> 16 & 1u)) & ~nan);
@@ -151,94 +146,106 @@ INLINE void store(float *p, int64_t i, lanes v, int64_t n) {
 }
 
 /* ---- 16 columns ---------------------------------------------------------------------------------
- * As many as there are partial sums: column i adds to partial sum i % 16. */
+ * As many as there are partial sums: column i adds to partial sum i % 16. Registers of less than 16
+ * lanes take bf16 apart into even and odd columns, which costs one operation a register: part 2m
+ * has the even ones of columns 2m LANES and on, part 2m + 1 the odd ones. */
 typedef struct sums {
     lanes part[PER_SUM];
 } sums;
 
-/* Columns [i, i + n) of a row, n <= 16, the others zero. */
-INLINE sums load16(mz_dtype type, const void *p, int64_t i, int64_t n) {
+INLINE sums load16_bf16(const uint16_t *p) {
     sums v;
-    char padded[SUMS * sizeof(float)] = {0};
-    const size_t size = type == MZ_BF16 ? 2 : 4;
-    const char *from = (const char *)p + (size_t)i * size;
-    if (n < SUMS)
-        from = memcpy(padded, from, size * (size_t)n);
-    for (int s = 0; s < PER_SUM; s++)
-        v.part[s] = load(type, from, s * LANES, LANES);
+#if LANES == SUMS
+    v.part[0] = load_bf16(p);
+#else
+    for (int s = 0; s < PER_SUM; s += 2) {
+        bits both;
+        memcpy(&both, p + s * LANES, sizeof both);
+        v.part[s] = (lanes)(both << 16);
+        v.part[s + 1] = (lanes)(both & 0xffff0000u);
+    }
+#endif
     return v;
 }
+INLINE sums load16_f32(const float *p) {
+    sums v;
+    for (int s = 0; s < PER_SUM; s++)
+        v.part[s] = load_f32(p + s * LANES);
+    return v;
+}
+/* Columns [i, i + n) of a row, n <= 16, the others zero. */
+INLINE sums load16(mz_dtype type, const void *p, int64_t i, int64_t n) {
+    char padded[SUMS * sizeof(float)] = {0};
+    const size_t size = type == MZ_BF16 ? 2 : 4;
+    const void *from = (const char *)p + (size_t)i * size;
+    if (n < SUMS)
+        from = memcpy(padded, from, size * (size_t)n);
+    return type == MZ_BF16 ? load16_bf16(from) : load16_f32(from);
+}
 
-/* What is stored of v; of bf16 the bits as well. */
-typedef struct rounded {
-    bits upper[PER_SUM];
-    sums value;
-} rounded;
-INLINE rounded round16(mz_dtype type, sums v) {
-    rounded r = {.value = v};
-    for (int s = 0; s < PER_SUM && type == MZ_BF16; s++) {
-        r.upper[s] = round_bf16(v.part[s]);
-        r.value.part[s] = (lanes)(r.upper[s] & 0xffff0000u);
-    }
-    return r;
+/* v as it is stored; of bf16 the lower halves are zero. */
+INLINE sums round16(mz_dtype type, sums v) {
+    for (int s = 0; s < PER_SUM && type == MZ_BF16; s++)
+        v.part[s] = (lanes)(round_number(v.part[s]) & 0xffff0000u);
+    return v;
 }
 
 /* How a row is written: `STREAM` past the caches, where nobody reads it soon. */
 typedef enum mz_way { CACHED, STREAM } mz_way;
 
-INLINE void put16_f32(float *p, sums v, mz_way way) {
-    for (int s = 0; s < PER_SUM; s++) {
-#if defined(__AVX512F__)
-        if (way == STREAM) {
-            _mm512_stream_ps(p + s * LANES, (__m512)v.part[s]);
-            continue;
-        }
-#elif defined(__AVX2__)
-        if (way == STREAM) {
-            _mm256_stream_ps(p + s * LANES, (__m256)v.part[s]);
-            continue;
-        }
-#endif
-        store_f32(p + s * LANES, v.part[s]);
-    }
-}
-INLINE void put16_bf16(uint16_t *p, rounded r, mz_way way) {
+INLINE void put_register(void *p, bits v, mz_way way) {
 #if defined(__AVX512F__)
     if (way == STREAM) {
-        _mm256_stream_si256((__m256i *)(void *)p,
-                            _mm512_cvtepi32_epi16((__m512i)(r.upper[0] >> 16)));
+        _mm512_stream_si512((__m512i *)p, (__m512i)v);
         return;
     }
-    store_upper(p, r.upper[0]);
 #elif defined(__AVX2__)
+    if (way == STREAM) {
+        _mm256_stream_si256((__m256i *)p, (__m256i)v);
+        return;
+    }
+#endif
+    memcpy(p, &v, sizeof v);
+}
+INLINE void put16_f32(float *p, sums v, mz_way way) {
+    for (int s = 0; s < PER_SUM; s++)
+        put_register(p + s * LANES, (bits)v.part[s], way);
+}
+INLINE void put16_bf16(uint16_t *p, sums v, mz_way way) {
+#if defined(__AVX512F__)
+    const __m256i h = _mm512_cvtepi32_epi16((__m512i)((bits)v.part[0] >> 16));
     if (way == STREAM)
-        _mm256_stream_si256((__m256i *)(void *)p, pack_upper(r.upper[0], r.upper[1]));
+        _mm256_stream_si256((__m256i *)(void *)p, h);
     else
-        store_upper2(p, r.upper[0], r.upper[1]);
+        _mm256_storeu_si256((__m256i *)(void *)p, h);
 #else
     for (int s = 0; s < PER_SUM; s += 2)
-        store_upper2(p + s * LANES, r.upper[s], r.upper[s + 1]);
+        put_register(p + s * LANES, (bits)v.part[s] >> 16 | (bits)v.part[s + 1], way);
 #endif
 }
-
-/* Writes columns [i, i + n) of a row, n <= 16; fewer are never streamed. */
-INLINE void store16(mz_dtype type, void *p, int64_t i, rounded r, int64_t n, mz_way way) {
+/* Writes columns [i, i + n) of a row, n <= 16, as round16 left them; fewer are never streamed. */
+INLINE void store16(mz_dtype type, void *p, int64_t i, sums v, int64_t n, mz_way way) {
     char padded[SUMS * sizeof(float)];
     const size_t size = type == MZ_BF16 ? 2 : 4;
-    char *row = (char *)p + (size_t)i * size, *to = n < SUMS ? padded : row;
-    way = n < SUMS ? CACHED : way;
+    void *row = (char *)p + (size_t)i * size, *to = n < SUMS ? padded : row;
     if (type == MZ_BF16)
-        put16_bf16((uint16_t *)(void *)to, r, way);
+        put16_bf16(to, v, n < SUMS ? CACHED : way);
     else
-        put16_f32((float *)(void *)to, r.value, way);
+        put16_f32(to, v, n < SUMS ? CACHED : way);
     if (n < SUMS)
         memcpy(row, padded, size * (size_t)n);
 }
 
-/* Halves are added until one sum is left. */
-INLINE float total(const sums *s) {
+/* The sum of columns as load16 has them for `type`: halves are added until one is left. */
+INLINE float total(mz_dtype type, const sums *s) {
+    float part[SUMS];
     quad q[SUMS / 4];
-    memcpy(q, s->part, sizeof q);
+    memcpy(part, s->part, sizeof part);
+    for (int i = 0; i < SUMS && type == MZ_BF16 && LANES < SUMS; i++) {
+        const int pair = i / (2 * LANES), lane = i % (2 * LANES) / 2;
+        part[i] = s->part[2 * pair + i % 2][lane];
+    }
+    memcpy(q, part, sizeof q);
     q[0] = (q[0] + q[2]) + (q[1] + q[3]);
     return (q[0][0] + q[0][2]) + (q[0][1] + q[0][3]);
 }

@@ -39,7 +39,7 @@ INLINE float dot_of(mz_dtype type, const void *a, const void *b, int64_t n) {
         add_products(&sum, load16(type, a, i, SUMS), load16(type, b, i, SUMS));
     if (i < n)
         add_products(&sum, load16(type, a, i, n - i), load16(type, b, i, n - i));
-    return total(&sum);
+    return total(type, &sum);
 }
 
 static float dot(mz_dtype type, const void *a, const void *b, int64_t n) {
@@ -57,11 +57,16 @@ INLINE float norm2_of(mz_dtype type, const void *x, int64_t n) {
         const sums v = load16(type, x, i, n - i);
         add_products(&sum, v, v);
     }
-    return total(&sum);
+    return total(type, &sum);
 }
 
 static float norm2(mz_dtype type, const void *x, int64_t n) {
     return type == MZ_BF16 ? norm2_of(MZ_BF16, x, n) : norm2_of(MZ_F32, x, n);
+}
+
+/* A factor that is NaN keeps nothing below its upper half, as round_number wants it. */
+INLINE float factor_of(float x) {
+    return x == x ? x : NAN;
 }
 
 /* ---- moving rows --------------------------------------------------------------------------------
@@ -91,8 +96,8 @@ static void copy(void *to, const void *from, const void *next, size_t bytes, boo
         __builtin_prefetch((const char *)next + i);
         for (size_t j = i; j < i + LINE; j += SUMS * sizeof(float)) {
             const sums zero = {0};
-            const sums v = from ? load16(MZ_F32, (const char *)from + j, 0, SUMS) : zero;
-            put16_f32((float *)(void *)((char *)to + j), v, STREAM);
+            const sums v = from ? load16_f32((const void *)((const char *)from + j)) : zero;
+            put16_f32((void *)((char *)to + j), v, STREAM);
         }
     }
 }
@@ -109,6 +114,7 @@ INLINE void scale_of(mz_dtype type, void *to, const void *from, const void *next
                      int64_t n, mz_way way) {
     const size_t size = type == MZ_BF16 ? 2 : 4;
     int64_t i = 0;
+    factor = factor_of(factor);
     for (; i + 2 * SUMS <= n; i += 2 * SUMS) {
         __builtin_prefetch((const char *)next + (size_t)i * size);
         scale16(type, to, from, factor, i, SUMS, way);
@@ -136,20 +142,21 @@ static void scale(mz_dtype type, void *to, const void *from, const void *next, f
 /* ---- combining rows -----------------------------------------------------------------------------
  */
 
-/* Columns [i, i + n), n <= 16. */
+/* Columns [i, i + n), n <= 16. A sum of bf16 rows that waits in fp32 has them in the order of
+ * load16_bf16, all 16 of them. */
 INLINE void combine16(const mz_row_sum *r, mz_dtype type, int64_t i, int64_t n, mz_way way) {
     sums sum = {0};
     if (r->from)
-        sum = load16(r->from_type, r->from, i, n);
+        sum = load16(r->from_type, r->from, i, r->from_type == type ? n : SUMS);
     for (int64_t k = 0; k < r->rows; k++) {
         const sums v = load16(type, r->row[k], i, n);
         for (int s = 0; s < PER_SUM; s++)
-            sum.part[s] += v.part[s] * r->factor[k];
+            sum.part[s] += v.part[s] * factor_of(r->factor[k]);
     }
     if (r->to_type == MZ_BF16)
         store16(MZ_BF16, r->to, i, round16(MZ_BF16, sum), n, way);
     else
-        store16(MZ_F32, r->to, i, round16(MZ_F32, sum), n, way);
+        store16(MZ_F32, r->to, i, sum, type == MZ_F32 ? n : SUMS, way);
 }
 
 INLINE void combine_of(const mz_row_sum *r, mz_dtype type, mz_way way) {
@@ -191,9 +198,9 @@ INLINE void swiglu16(sums *sum, mz_dtype type, void *h, const void *u, const voi
     sums out;
     for (int s = 0; s < PER_SUM; s++)
         out.part[s] = gate.part[s] * sigmoid_of(type, gate.part[s]) * up.part[s];
-    const rounded stored = round16(type, out);
+    const sums stored = round16(type, out);
     store16(type, h, i, stored, n, way);
-    add_products(sum, stored.value, stored.value);
+    add_products(sum, stored, stored);
 }
 
 INLINE float swiglu_of(mz_dtype type, void *h, const void *u, const void *v, int64_t n,
@@ -204,7 +211,7 @@ INLINE float swiglu_of(mz_dtype type, void *h, const void *u, const void *v, int
         swiglu16(&sum, type, h, u, v, i, SUMS, way);
     if (i < n)
         swiglu16(&sum, type, h, u, v, i, n - i, CACHED);
-    return total(&sum);
+    return total(type, &sum);
 }
 
 static float swiglu(mz_dtype type, void *h, const void *u, const void *v, int64_t n, bool stream) {
@@ -216,14 +223,14 @@ static float swiglu(mz_dtype type, void *h, const void *u, const void *v, int64_
                          : swiglu_of(MZ_F32, h, u, v, n, CACHED);
 }
 
-INLINE void swiglu_back16(sums *sum, const mz_swiglu_row *r, mz_dtype type, int64_t i, int64_t n,
-                          mz_way way) {
+INLINE void swiglu_back16(sums *sum, const mz_swiglu_row *r, mz_dtype type, float factor, int64_t i,
+                          int64_t n, mz_way way) {
     const sums u = load16(type, r->u, i, n), v = load16(type, r->v, i, n);
     const sums dh = load16(type, r->dh, i, n);
     sums du, dv, h;
     for (int s = 0; s < PER_SUM; s++) {
         const lanes sigmoid = sigmoid_of(type, u.part[s]), silu = u.part[s] * sigmoid;
-        const lanes slope = sigmoid + silu * (1.0f - sigmoid), d = dh.part[s] * r->factor;
+        const lanes slope = sigmoid + silu * (1.0f - sigmoid), d = dh.part[s] * factor;
         du.part[s] = d * v.part[s] * slope;
         dv.part[s] = d * silu;
         h.part[s] = silu * v.part[s];
@@ -237,13 +244,14 @@ INLINE void swiglu_back16(sums *sum, const mz_swiglu_row *r, mz_dtype type, int6
 
 INLINE float swiglu_back_of(const mz_swiglu_row row, mz_dtype type, mz_way way) {
     const int64_t n = row.n;
+    const float factor = factor_of(row.factor);
     sums sum = {0};
     int64_t i = 0;
     for (; i + SUMS <= n; i += SUMS)
-        swiglu_back16(&sum, &row, type, i, SUMS, way);
+        swiglu_back16(&sum, &row, type, factor, i, SUMS, way);
     if (i < n)
-        swiglu_back16(&sum, &row, type, i, n - i, CACHED);
-    return total(&sum);
+        swiglu_back16(&sum, &row, type, factor, i, n - i, CACHED);
+    return total(type, &sum);
 }
 
 static float swiglu_back(const mz_swiglu_row *r, mz_dtype type, bool stream) {

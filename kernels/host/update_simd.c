@@ -209,7 +209,7 @@ INLINE float statistics_of(mz_update_row r, float *square, float *col, mz_dtype 
     for (int s = 0; i < r.n; i += LANES, s++)
         sum.part[s] +=
             first_lanes(statistics_at(r, square, col, i, r.n - i, type, momentum), r.n - i);
-    return total(&sum);
+    return total(MZ_F32, &sum);
 }
 
 static float statistics(const mz_update_row *r, float *square, float *col) {
@@ -253,7 +253,7 @@ INLINE float statistics_full_of(mz_update_row r, mz_dtype type, bool momentum) {
             sum.part[s] += statistics_full_at(r, i + s * LANES, LANES, type, momentum);
     for (int s = 0; i < r.n; i += LANES, s++)
         sum.part[s] += first_lanes(statistics_full_at(r, i, r.n - i, type, momentum), r.n - i);
-    return total(&sum);
+    return total(MZ_F32, &sum);
 }
 
 static float statistics_full(const mz_update_row *r) {
