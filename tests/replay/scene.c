@@ -141,6 +141,9 @@ void scene_open(scene *s, const scene_options *o, uint64_t seed) {
         make_room(s, l);
         instances = s->at[l].plan->instance_cap;
     }
+    mz_err err;
+    if (mz_optimizer_parse("adamw", &s->optimizer, &err) != MZ_OK)
+        fail_msg("%s", err.msg);
     s->job = (mz_replay_job){.ranks = o->ranks,
                              .layers = SCENE_LAYERS,
                              .experts = o->experts,
@@ -150,6 +153,8 @@ void scene_open(scene *s, const scene_options *o, uint64_t seed) {
                              .type = o->type,
                              .recompute = o->recompute,
                              .traits = &s->policy[0].traits,
+                             .optimizer = &s->optimizer,
+                             .policy = o->policy,
                              .instances = instances,
                              .seed = seed};
     make_weights(s);

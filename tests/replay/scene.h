@@ -34,6 +34,7 @@ typedef struct scene_call {
 typedef struct scene {
     scene_options o;
     rig policy[SCENE_LAYERS]; /* a state of its own per layer: plans live as long as the call */
+    mz_optimizer optimizer;
     mz_replay_job job;
     mz_load *load[SCENE_LAYERS];
     scene_call at[SCENE_LAYERS];
