@@ -1,8 +1,11 @@
 /* Host kernels against this machine's own ceilings, measured in the same run: copies of memory, and
  * one large OpenBLAS product, both with as many threads as the kernels have. Beside each kernel
  * stand the bytes that it cannot avoid to move, or its FLOPs; ratios are of best runs, which
- * alternate with those of the ceiling. */
-#include "kernels/kernels.h"
+ * alternate with those of the ceiling. "In cache" is what the same loops do on the same threads
+ * with data that fit the last-level cache, as a share of the same ceiling: arithmetic alone holds a
+ * kernel up where this is below what is wanted. What was timed is checked (bench_kernels_check.c).
+ */
+#include "tests/bench/bench_kernels.h"
 
 #include <cblas.h>
 #include <pthread.h>
@@ -14,32 +17,30 @@
 extern void openblas_set_num_threads(int threads);
 extern int openblas_get_num_threads(void);
 
-enum { RUNS = 7, THREADS_MOST = 256 };
+enum { RUNS = 9, THREADS_MOST = 256 };
 
-static double seconds(void) {
+double bench_seconds(void) {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
-static mz_kernels *kernels;
-static int threads;
+void bench_must(const bench *b, mz_kstatus status) {
+    if (status == MZ_K_OK)
+        return;
+    fprintf(stderr, "bench_kernels: %s\n", mz_kernels_error(b->kernels));
+    exit(4);
+}
 
-/* ---- memory: one arena of the program's life, touched ------------------------------------------
- */
-
-static void *room(size_t bytes, int fill) {
+void *bench_room(const bench *b, size_t bytes, int fill) {
     void *memory;
-    if (mz_kernels_alloc(kernels, bytes, &memory) != MZ_K_OK) {
-        fprintf(stderr, "bench_kernels: %s\n", mz_kernels_error(kernels));
-        exit(4);
-    }
+    bench_must(b, mz_kernels_alloc(b->kernels, bytes, &memory));
     memset(memory, fill, bytes);
     return memory;
 }
 
-static float *floats(int64_t n) {
-    float *x = room(sizeof *x * (size_t)n, 0);
+float *bench_floats(const bench *b, int64_t n) {
+    float *x = bench_room(b, sizeof *x * (size_t)n, 0);
     uint32_t state = 1;
     for (int64_t i = 0; i < n; i++) {
         state = state * 1664525u + 1013904223u;
@@ -48,11 +49,11 @@ static float *floats(int64_t n) {
     return x;
 }
 
-static void *halves(int64_t n) {
-    float *x = floats(n);
-    void *h = room(2 * (size_t)n, 0);
-    mz_convert(kernels, 0, MZ_BF16, h, MZ_F32, x, n);
-    mz_kernels_free(kernels, x);
+void *bench_halves(const bench *b, int64_t n) {
+    float *x = bench_floats(b, n);
+    void *h = bench_room(b, 2 * (size_t)n, 0);
+    bench_must(b, mz_convert(b->kernels, 0, MZ_BF16, h, MZ_F32, x, n));
+    mz_kernels_free(b->kernels, x);
     return h;
 }
 
@@ -60,38 +61,48 @@ static void *halves(int64_t n) {
  */
 
 enum { COPY_BYTES = 96 << 20 };
-static char *copy_from, *copy_to;
 
-static void *copy_part(void *part) {
-    const size_t size = (size_t)COPY_BYTES / (size_t)threads, at = *(const int *)part * size;
-    memcpy(copy_to + at, copy_from + at, size);
+typedef struct ceilings {
+    int threads;
+    char *from, *to;
+    float *a, *b, *c; /* of the product */
+} ceilings;
+
+typedef struct copying {
+    const ceilings *all;
+    int part;
+} copying;
+
+static void *copy_part(void *argument) {
+    const copying *c = argument;
+    const size_t size = (size_t)COPY_BYTES / (size_t)c->all->threads, at = (size_t)c->part * size;
+    memcpy(c->all->to + at, c->all->from + at, size);
     return NULL;
 }
 
-static double copy_once(void) {
+static double copy_once(const ceilings *top) {
     pthread_t thread[THREADS_MOST];
-    int part[THREADS_MOST];
-    const double start = seconds();
-    for (int i = 1; i < threads; i++) {
-        part[i] = i;
-        pthread_create(&thread[i], NULL, copy_part, &part[i]);
+    copying part[THREADS_MOST];
+    const double start = bench_seconds();
+    for (int i = 0; i < top->threads; i++) {
+        part[i] = (copying){top, i};
+        if (i > 0)
+            pthread_create(&thread[i], NULL, copy_part, &part[i]);
     }
-    part[0] = 0;
     copy_part(&part[0]);
-    for (int i = 1; i < threads; i++)
+    for (int i = 1; i < top->threads; i++)
         pthread_join(thread[i], NULL);
-    return seconds() - start;
+    return bench_seconds() - start;
 }
 
 enum { ROWS = 2048, WIDE = 1024, EXPERTS = 8 };
-static float *dense_a, *dense_b, *dense_c;
 
-static double product_once(void) {
-    openblas_set_num_threads(threads);
-    const double start = seconds();
-    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, ROWS, WIDE, WIDE, 1, dense_a, WIDE,
-                dense_b, WIDE, 0, dense_c, WIDE);
-    const double time = seconds() - start;
+static double product_once(const ceilings *top) {
+    openblas_set_num_threads(top->threads);
+    const double start = bench_seconds();
+    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, ROWS, WIDE, WIDE, 1, top->a, WIDE, top->b,
+                WIDE, 0, top->c, WIDE);
+    const double time = bench_seconds() - start;
     openblas_set_num_threads(1); /* as the kernels want it */
     return time;
 }
@@ -99,60 +110,90 @@ static double product_once(void) {
 /* ---- one row of the table -----------------------------------------------------------------------
  */
 
-typedef mz_kstatus (*operation)(const void *args, void *workspace);
+typedef mz_kstatus (*operation)(mz_kernels *kernels, const void *args, void *workspace);
 
-static double once(operation run, const void *args, void *workspace) {
-    const double start = seconds();
-    if (run(args, workspace) != MZ_K_OK) {
-        fprintf(stderr, "bench_kernels: %s\n", mz_kernels_error(kernels));
-        exit(4);
-    }
-    return seconds() - start;
+typedef struct table {
+    const bench *b;
+    ceilings top;
+} table;
+
+static double once(const bench *b, mz_kernels *kernels, operation run, const void *args,
+                   void *workspace) {
+    const double start = bench_seconds();
+    bench_must(b, run(kernels, args, workspace));
+    return bench_seconds() - start;
 }
 
-/* amount: bytes or FLOPs of the kernel; ceiling: of one run of the ceiling. */
-static void measure(const char *name, operation run, const void *args, size_t scratch,
-                    double amount, double (*ceiling)(void), double ceiling_amount, const char *unit,
-                    int wanted, const char *note) {
-    void *workspace = scratch > 0 ? room(scratch, 0) : NULL;
+typedef struct kernel {
+    const char *name;
+    operation run;
+    const void *args;
+    size_t scratch;
+    double amount; /* bytes or FLOPs */
+    const char *note;
+    const void *small; /* arguments whose data fit the caches; NULL: none */
+    double small_amount;
+} kernel;
+
+/* Best rate on the small arguments. */
+static double in_cache(const table *t, const kernel *k, void *workspace) {
+    double best = 1e30;
+    for (int i = 0; i < 5 * RUNS; i++) {
+        const double time = once(t->b, t->b->kernels, k->run, k->small, workspace);
+        best = time < best ? time : best;
+    }
+    return k->small_amount / best;
+}
+
+static void measure(const table *t, kernel k, double (*ceiling)(const ceilings *), double most,
+                    const char *unit, int wanted) {
+    void *workspace = k.scratch > 0 ? bench_room(t->b, k.scratch, 0) : NULL;
+    /* first: small and large arguments write to the same memory, and the large are checked */
+    const double cached = k.small ? in_cache(t, &k, workspace) : 0;
     double best = 1e30, top = 1e30;
     for (int i = 0; i < RUNS; i++) {
-        const double c = ceiling(), t = once(run, args, workspace);
-        best = t < best ? t : best;
+        const double c = ceiling(&t->top),
+                     time = once(t->b, t->b->kernels, k.run, k.args, workspace);
+        best = time < best ? time : best;
         top = c < top ? c : top;
     }
-    mz_kernels_free(kernels, workspace);
-    const double rate = amount / best, most = ceiling_amount / top;
-    printf("%-34s %8.2f ms %7.1f %s of %7.1f: %4.0f %% (wanted: %d %%)  %s\n", name, 1e3 * best,
-           rate / 1e9, unit, most / 1e9, 100 * rate / most, wanted, note);
+    const double rate = k.amount / best;
+    most /= top;
+    printf("%-34s %8.2f ms %7.1f %s of %7.1f: %4.0f %% (wanted: %d %%", k.name, 1e3 * best,
+           rate / 1e9, unit, most / 1e9, 100 * rate / most, wanted);
+    if (k.small)
+        printf("; in cache: %.0f %%", 100 * cached / most);
+    printf(")  %s\n", k.note);
     fflush(stdout);
+    mz_kernels_free(t->b->kernels, workspace);
 }
 
-static void memory_row(const char *name, operation run, const void *args, size_t scratch,
-                       double bytes, const char *note) {
-    measure(name, run, args, scratch, bytes, copy_once, 2.0 * COPY_BYTES, "GB/s", 75, note);
+static void memory_row(const table *t, kernel k) {
+    measure(t, k, copy_once, 2.0 * COPY_BYTES, "GB/s", 75);
 }
 
 /* ---- products -----------------------------------------------------------------------------------
  */
 
-static mz_kstatus run_product(const void *args, void *workspace) {
+static mz_kstatus run_product(mz_kernels *kernels, const void *args, void *workspace) {
     return mz_grouped_gemm(kernels, 0, args, workspace);
 }
 
-static mz_kstatus run_up(const void *args, void *workspace) {
+static mz_kstatus run_up(mz_kernels *kernels, const void *args, void *workspace) {
     return mz_expert_up_forward(kernels, 0, args, workspace);
 }
 
-static void products(mz_dtype type, const int64_t *begin, const char *load) {
+static void products(const table *t, mz_dtype type, const int64_t *begin, const char *load) {
+    const bench *b = t->b;
     const int64_t each = (int64_t)WIDE * WIDE;
     void *weight[EXPERTS], *gradient[EXPERTS];
     for (int e = 0; e < EXPERTS; e++) {
-        weight[e] = type == MZ_BF16 ? halves(each) : floats(each);
-        gradient[e] = room(4 * (size_t)each, 0);
+        weight[e] = type == MZ_BF16 ? bench_halves(b, each) : bench_floats(b, each);
+        gradient[e] = bench_room(b, 4 * (size_t)each, 0);
     }
-    void *a = type == MZ_BF16 ? halves((int64_t)ROWS * WIDE) : floats((int64_t)ROWS * WIDE);
-    void *c = room(4 * (size_t)ROWS * WIDE, 0);
+    void *a = type == MZ_BF16 ? bench_halves(b, (int64_t)ROWS * WIDE)
+                              : bench_floats(b, (int64_t)ROWS * WIDE);
+    void *c = bench_room(b, 4 * (size_t)ROWS * WIDE, 0);
     const char *names[] = {"forward", "dgrad", "wgrad"};
     for (int op = MZ_PRODUCT_FORWARD; op <= MZ_PRODUCT_WGRAD; op++) {
         const mz_product_args args = {.op = op,
@@ -169,8 +210,15 @@ static void products(mz_dtype type, const int64_t *begin, const char *load) {
         snprintf(name, sizeof name, "%s, %s, %s", names[op], type == MZ_BF16 ? "bf16" : "fp32",
                  load);
         snprintf(note, sizeof note, "2 rows n k = %.2f GFLOP", flops / 1e9);
-        measure(name, run_product, &args, mz_grouped_gemm_workspace(kernels, &args), flops,
-                product_once, flops, "GF/s", 85, note);
+        measure(t,
+                (kernel){.name = name,
+                         .run = run_product,
+                         .args = &args,
+                         .scratch = mz_grouped_gemm_workspace(b->kernels, &args),
+                         .amount = flops,
+                         .note = note},
+                product_once, flops, "GF/s", 85);
+        check_product(&args);
     }
     const mz_expert_up up = {.groups = {begin, EXPERTS, ROWS, begin},
                              .hidden = WIDE,
@@ -182,14 +230,20 @@ static void products(mz_dtype type, const int64_t *begin, const char *load) {
     const double flops = 2.0 * ROWS * WIDE * WIDE;
     char name[80];
     snprintf(name, sizeof name, "up with SwiGLU, %s, %s", type == MZ_BF16 ? "bf16" : "fp32", load);
-    measure(name, run_up, &up, mz_expert_up_workspace(kernels, &up), flops, product_once, flops,
-            "GF/s", 85, "4 rows H I, activation included");
+    measure(t,
+            (kernel){.name = name,
+                     .run = run_up,
+                     .args = &up,
+                     .scratch = mz_expert_up_workspace(b->kernels, &up),
+                     .amount = flops,
+                     .note = "4 rows H I, activation included"},
+            product_once, flops, "GF/s", 85);
     for (int e = 0; e < EXPERTS; e++) {
-        mz_kernels_free(kernels, weight[e]);
-        mz_kernels_free(kernels, gradient[e]);
+        mz_kernels_free(b->kernels, weight[e]);
+        mz_kernels_free(b->kernels, gradient[e]);
     }
-    mz_kernels_free(kernels, a);
-    mz_kernels_free(kernels, c);
+    mz_kernels_free(b->kernels, a);
+    mz_kernels_free(b->kernels, c);
 }
 
 /* ---- rows ---------------------------------------------------------------------------------------
@@ -197,197 +251,328 @@ static void products(mz_dtype type, const int64_t *begin, const char *load) {
 
 enum { TOKENS = 8192, K = 4, HIDDEN = 2048, PAIRS = TOKENS * K };
 
-static mz_kstatus run_norms(const void *args, void *workspace) {
+static mz_kstatus run_norms(mz_kernels *kernels, const void *args, void *workspace) {
     (void)workspace;
     return mz_row_norms(kernels, 0, args);
 }
-static mz_kstatus run_score(const void *args, void *workspace) {
+static mz_kstatus run_score(mz_kernels *kernels, const void *args, void *workspace) {
     (void)workspace;
     return mz_score_pairs(kernels, 0, args);
 }
-static mz_kstatus run_select(const void *args, void *workspace) {
+static mz_kstatus run_select(mz_kernels *kernels, const void *args, void *workspace) {
     return mz_select_pairs(kernels, 0, args, workspace);
 }
-static mz_kstatus run_pack(const void *args, void *workspace) {
+static mz_kstatus run_pack(mz_kernels *kernels, const void *args, void *workspace) {
     (void)workspace;
     return mz_pack_rows(kernels, 0, args);
 }
-static mz_kstatus run_unpack(const void *args, void *workspace) {
+static mz_kstatus run_unpack(mz_kernels *kernels, const void *args, void *workspace) {
     (void)workspace;
     return mz_unpack_rows(kernels, 0, args);
 }
-static mz_kstatus run_combine(const void *args, void *workspace) {
+static mz_kstatus run_combine(mz_kernels *kernels, const void *args, void *workspace) {
     (void)workspace;
     return mz_combine_rows(kernels, 0, args);
 }
-static mz_kstatus run_swiglu(const void *args, void *workspace) {
+static mz_kstatus run_swiglu(mz_kernels *kernels, const void *args, void *workspace) {
     (void)workspace;
     return mz_swiglu_forward(kernels, 0, args);
 }
-static mz_kstatus run_swiglu_back(const void *args, void *workspace) {
+static mz_kstatus run_swiglu_back(mz_kernels *kernels, const void *args, void *workspace) {
     (void)workspace;
     return mz_swiglu_backward(kernels, 0, args);
 }
 
-static void rows(void) {
+/* What the rows of the table are about; a few of the rows fit the caches. */
+typedef struct rows_data {
+    void *x, *out;
+    float *factor, *score;
+    int64_t *list;       /* all numbers below PAIRS, scattered as if grouped by expert */
+    int64_t *small_list; /* those below FEW */
+} rows_data;
+
+enum { FEW = 512 };
+
+static rows_data make_rows(const bench *b) {
+    rows_data d = {.x = bench_halves(b, (int64_t)PAIRS * HIDDEN),
+                   .out = bench_room(b, (size_t)PAIRS * HIDDEN * 2, 0),
+                   .factor = bench_floats(b, PAIRS),
+                   .score = bench_room(b, 4 * PAIRS, 0),
+                   .list = bench_room(b, 8 * PAIRS, 0),
+                   .small_list = bench_room(b, 8 * FEW, 0)};
+    for (int64_t i = 0; i < PAIRS; i++) {
+        d.list[i] = i * 4099 % PAIRS;
+        d.factor[i] = d.factor[i] < 0 ? -d.factor[i] : d.factor[i];
+    }
+    for (int64_t i = 0; i < FEW; i++)
+        d.small_list[i] = i * 37 % FEW;
+    return d;
+}
+
+static void scoring_rows(const table *t, const rows_data *d) {
+    const bench *b = t->b;
     const double row = 2.0 * HIDDEN;
-    void *x = halves((int64_t)PAIRS * HIDDEN), *out = room((size_t)PAIRS * HIDDEN * 2, 0);
-    float *factor = floats(PAIRS), *score = room(4 * PAIRS, 0);
-    int64_t *list = room(8 * PAIRS, 0);
-    for (int64_t i = 0; i < PAIRS; i++) /* as grouped by expert: scattered */
-        list[i] = i * 4099 % PAIRS;
-    const mz_norms norms = {MZ_BF16, x, PAIRS, HIDDEN, HIDDEN, score};
-    memory_row("row norms, bf16", run_norms, &norms, 0, PAIRS * (row + 4), "rows (2 H + 4)");
+    const mz_norms norms = {MZ_BF16, d->x, PAIRS, HIDDEN, HIDDEN, d->score};
+    mz_norms few = norms;
+    few.rows = FEW;
+    memory_row(t, (kernel){"row norms, bf16", run_norms, &norms, 0, PAIRS * (row + 4),
+                           "rows (2 H + 4)", &few, FEW * (row + 4)});
+    check_norms(&norms);
     const mz_score_args scoring = {.kind = MZ_SCORED_DOWN,
-                                   .tokens = PAIRS / 4,
+                                   .tokens = PAIRS / K,
                                    .pairs = PAIRS,
-                                   .k = 4,
-                                   .weight = factor,
-                                   .grad_norm2 = factor,
-                                   .hidden_norm2 = factor,
-                                   .score = score};
-    memory_row("scores", run_score, &scoring, 0, PAIRS * 13.0, "13 a pair (in cache)");
+                                   .k = K,
+                                   .weight = d->factor,
+                                   .grad_norm2 = d->factor,
+                                   .hidden_norm2 = d->factor,
+                                   .score = d->score};
+    mz_score_args small = scoring;
+    small.tokens = PAIRS / K / 2;
+    small.pairs = PAIRS / 2;
+    memory_row(t, (kernel){"scores", run_score, &scoring, 0, PAIRS * 13.0, "13 a pair (in cache)",
+                           &small, PAIRS / 2 * 13.0});
+    check_scores(&scoring);
     const int64_t begin[2] = {0, PAIRS}, quota[1] = {PAIRS / 2};
-    const mz_selection selection = {.score = score,
-                                    .order = list,
+    const mz_selection selection = {.score = d->score,
+                                    .order = d->list,
                                     .begin = begin,
                                     .quota = quota,
                                     .pairs = PAIRS,
                                     .experts = 1,
-                                    .kept = room(8 * PAIRS, 0),
-                                    .kept_begin = room(16, 0)};
-    memory_row("selection, one expert", run_select, &selection,
-               mz_select_workspace(kernels, &selection), PAIRS * 16.0,
-               "16 a pair (in cache, one thread; no target)");
+                                    .kept = bench_room(b, 8 * PAIRS, 0),
+                                    .kept_begin = bench_room(b, 16, 0)};
+    memory_row(t, (kernel){"selection, one expert", run_select, &selection,
+                           mz_select_workspace(b->kernels, &selection), PAIRS * 16.0,
+                           "16 a pair (in cache, one thread; no target)", NULL, 0});
+    check_selection(&selection);
+    mz_kernels_free(b->kernels, selection.kept);
+    mz_kernels_free(b->kernels, selection.kept_begin);
+}
+
+static void moving_rows(const table *t, const rows_data *d) {
+    const double row = 2.0 * HIDDEN;
     mz_pack pack = {.type = MZ_BF16,
-                    .x = x,
+                    .x = d->x,
                     .hidden = HIDDEN,
                     .rows = PAIRS,
-                    .row_pair = list,
+                    .row_pair = d->list,
                     .k = 1,
-                    .out = out};
-    memory_row("pack, bf16", run_pack, &pack, 0, PAIRS * 2 * row, "rows 4 H");
-    pack.scale = factor;
-    memory_row("pack with weights, bf16", run_pack, &pack, 0, PAIRS * 2 * row, "rows 4 H");
-    const mz_unpack unpack = {MZ_BF16, x, HIDDEN, PAIRS, list, out};
-    memory_row("unpack, bf16", run_unpack, &unpack, 0, PAIRS * 2 * row, "pairs 4 H");
+                    .out = d->out};
+    mz_pack few = pack;
+    few.rows = FEW;
+    few.row_pair = d->small_list;
+    for (int weighted = 0; weighted < 2; weighted++) {
+        pack.scale = few.scale = weighted ? d->factor : NULL;
+        memory_row(t, (kernel){weighted ? "pack with weights, bf16" : "pack, bf16", run_pack, &pack,
+                               0, PAIRS * 2 * row, "rows 4 H", &few, FEW * 2 * row});
+        check_pack(&pack);
+    }
+    const mz_unpack unpack = {MZ_BF16, d->x, HIDDEN, PAIRS, d->list, d->out};
+    mz_unpack some = unpack;
+    some.pairs = FEW;
+    some.position = d->small_list;
+    memory_row(t, (kernel){"unpack, bf16", run_unpack, &unpack, 0, PAIRS * 2 * row, "pairs 4 H",
+                           &some, FEW * 2 * row});
+    check_unpack(&unpack);
     const mz_combine combine = {.type = MZ_BF16,
-                                .row = x,
+                                .row = d->x,
                                 .hidden = HIDDEN,
                                 .tokens = TOKENS,
                                 .k = K,
-                                .position = list,
-                                .scale = factor,
-                                .out = out};
-    memory_row("combine of 4, bf16", run_combine, &combine, 0, TOKENS * (K + 1) * row,
-               "tokens (k + 1) 2 H");
-    mz_swiglu activation = {.type = MZ_BF16,
-                            .rows = PAIRS,
-                            .intermediate = HIDDEN / 2,
-                            .gate_up = x,
-                            .h = out,
-                            .norm2 = score};
-    memory_row("SwiGLU, bf16", run_swiglu, &activation, 0, PAIRS * row * 1.5, "rows 6 I");
-    activation.h = NULL;
-    activation.dh = out;
-    activation.dgate_up = x;
-    memory_row("SwiGLU backward, bf16", run_swiglu_back, &activation, 0, PAIRS * row * 2.5,
-               "rows 10 I");
-    void *all[] = {x, out, factor, score, list, selection.kept, selection.kept_begin};
-    for (int i = 0; i < 7; i++)
-        mz_kernels_free(kernels, all[i]);
+                                .position = d->list,
+                                .scale = d->factor,
+                                .out = d->out};
+    mz_combine small = combine;
+    small.tokens = FEW / K;
+    small.position = d->small_list;
+    memory_row(t, (kernel){"combine of 4, bf16", run_combine, &combine, 0, TOKENS * (K + 1) * row,
+                           "tokens (k + 1) 2 H", &small, FEW / K * (K + 1) * row});
+    check_combine(&combine);
+}
+
+static void activation_rows(const table *t, const rows_data *d) {
+    const double row = 2.0 * HIDDEN;
+    mz_swiglu args = {.type = MZ_BF16,
+                      .rows = PAIRS,
+                      .intermediate = HIDDEN / 2,
+                      .gate_up = d->x,
+                      .h = d->out,
+                      .norm2 = d->score};
+    mz_swiglu few = args;
+    few.rows = FEW;
+    memory_row(t, (kernel){"SwiGLU, bf16", run_swiglu, &args, 0, PAIRS * row * 1.5, "rows 6 I",
+                           &few, FEW * row * 1.5});
+    check_swiglu(&args);
+    args.h = few.h = NULL;
+    args.dh = few.dh = d->out;
+    args.dgate_up = few.dgate_up = d->x;
+    const size_t bytes = (size_t)PAIRS * HIDDEN * 2;
+    memory_row(t, (kernel){"SwiGLU backward, bf16", run_swiglu_back, &args, 0, PAIRS * row * 2.5,
+                           "rows 10 I, in place", &few, FEW * row * 2.5});
+    void *before = bench_halves(t->b, (int64_t)PAIRS * HIDDEN);
+    memcpy(d->x, before, bytes);
+    bench_must(t->b, mz_swiglu_backward(t->b->kernels, 0, &args));
+    check_swiglu_back(&args, before);
+    mz_kernels_free(t->b->kernels, before);
+}
+
+static void rows(const table *t) {
+    rows_data d = make_rows(t->b);
+    scoring_rows(t, &d);
+    moving_rows(t, &d);
+    activation_rows(t, &d);
+    void *all[] = {d.x, d.out, d.factor, d.score, d.list, d.small_list};
+    for (int i = 0; i < 6; i++)
+        mz_kernels_free(t->b->kernels, all[i]);
 }
 
 /* ---- optimizers ---------------------------------------------------------------------------------
  */
 
-static mz_kstatus run_update(const void *args, void *workspace) {
+enum { MATRICES = 8, TALL = 2048, SHORT = 768, VALUES = TALL * SHORT };
+
+static mz_kstatus run_update(mz_kernels *kernels, const void *args, void *workspace) {
     return mz_update_step(kernels, 0, args, workspace);
 }
 
-static void updates(void) {
-    enum { MATRICES = 8, TALL = 2048, SHORT = 768 };
-    const int64_t n = (int64_t)MATRICES * TALL * SHORT;
-    const struct {
-        const char *name;
-        mz_update_kind kind;
-        bool momentum, factored;
-        mz_rounding rounding;
-        double bytes;
-        const char *note;
-    } list[] = {
-        {"SkewAdam, experts, nearest", MZ_UPDATE_SKEWADAM, false, true, MZ_ROUND_NEAREST, 8,
-         "8 a value: g twice, p"},
-        {"SkewAdam, experts, dither", MZ_UPDATE_SKEWADAM, false, true, MZ_ROUND_DITHER, 8,
-         "8 a value: g twice, p"},
-        {"SkewAdam, experts, stochastic", MZ_UPDATE_SKEWADAM, false, true, MZ_ROUND_STOCHASTIC, 8,
-         "8 a value: g twice, p"},
-        {"SkewAdam, backbone, dither", MZ_UPDATE_SKEWADAM, true, true, MZ_ROUND_DITHER, 18,
-         "18 a value: g, m in and out, m, p"},
-        {"SkewAdam, full v, nearest", MZ_UPDATE_SKEWADAM, false, false, MZ_ROUND_NEAREST, 20,
-         "20 a value: g twice, v in and out, v, p"},
-        {"AdamW, nearest", MZ_UPDATE_ADAMW, true, false, MZ_ROUND_NEAREST, 22,
-         "22 a value: g, m, v, p"},
-        {"AdamW, dither", MZ_UPDATE_ADAMW, true, false, MZ_ROUND_DITHER, 22,
-         "22 a value: g, m, v, p"},
-        {"Adafactor", MZ_UPDATE_ADAFACTOR, false, true, MZ_ROUND_NEAREST, 8,
-         "8 a value: g twice, p"},
-        {"Lion, nearest", MZ_UPDATE_LION, true, false, MZ_ROUND_NEAREST, 14, "14 a value: g, m, p"},
-    };
-    mz_update a = {.matrices = MATRICES,
-                   .rows = TALL,
-                   .cols = SHORT,
-                   .type = MZ_BF16,
-                   .gradient_type = MZ_BF16,
-                   .parameter = halves(n),
-                   .gradient = halves(n),
-                   .rate = 1e-5f,
-                   .beta1 = 0.9f,
-                   .beta2 = 0.999f,
-                   .eps = 1e-8f,
-                   .step = 5,
-                   .clip_rms = true,
-                   .m = room(4 * (size_t)n, 0),
-                   .v = room(4 * (size_t)n, 0),
-                   .row = room(4 * MATRICES * TALL, 0),
-                   .col = room(4 * MATRICES * SHORT, 0)};
-    float *const m = a.m, *const v = a.v;
-    for (size_t i = 0; i < sizeof list / sizeof *list; i++) {
-        a.kind = list[i].kind;
-        a.momentum = list[i].momentum;
-        a.factored = list[i].factored;
-        a.rounding = list[i].rounding;
-        a.m = list[i].momentum ? m : NULL;
-        a.v = list[i].factored ? NULL : v;
-        memory_row(list[i].name, run_update, &a, mz_update_workspace(kernels, &a),
-                   list[i].bytes * (double)n, list[i].note);
-    }
+typedef struct update_case {
+    const char *name;
+    mz_update_kind kind;
+    bool momentum, factored;
+    mz_rounding rounding;
+    int bytes; /* a value */
+    const char *note;
+} update_case;
+
+static const update_case update_cases[] = {
+    {"SkewAdam, experts, nearest", MZ_UPDATE_SKEWADAM, false, true, MZ_ROUND_NEAREST, 8,
+     "8 a value: g twice, p"},
+    {"SkewAdam, experts, dither", MZ_UPDATE_SKEWADAM, false, true, MZ_ROUND_DITHER, 8,
+     "8 a value: g twice, p"},
+    {"SkewAdam, experts, stochastic", MZ_UPDATE_SKEWADAM, false, true, MZ_ROUND_STOCHASTIC, 8,
+     "8 a value: g twice, p"},
+    {"SkewAdam, backbone, dither", MZ_UPDATE_SKEWADAM, true, true, MZ_ROUND_DITHER, 18,
+     "18 a value: g, m in and out, m, p"},
+    {"SkewAdam, full v, nearest", MZ_UPDATE_SKEWADAM, false, false, MZ_ROUND_NEAREST, 20,
+     "20 a value: g twice, v in and out, v, p"},
+    {"AdamW, nearest", MZ_UPDATE_ADAMW, true, false, MZ_ROUND_NEAREST, 22,
+     "22 a value: g, m, v, p"},
+    {"AdamW, dither", MZ_UPDATE_ADAMW, true, false, MZ_ROUND_DITHER, 22, "22 a value: g, m, v, p"},
+    {"Adafactor", MZ_UPDATE_ADAFACTOR, false, true, MZ_ROUND_NEAREST, 8, "8 a value: g twice, p"},
+    {"Lion, nearest", MZ_UPDATE_LION, true, false, MZ_ROUND_NEAREST, 14, "14 a value: g, m, p"}};
+
+/* The state of one kind, zeroed; only what it keeps. */
+static void clear_state(mz_update *a, const mz_update *all) {
+    const size_t n = (size_t)MATRICES * VALUES * sizeof(float);
+    a->m = a->momentum ? all->m : NULL;
+    a->v = a->factored ? NULL : all->v;
+    memset(all->m, 0, n);
+    memset(all->v, 0, n);
+    memset(all->row, 0, sizeof(float) * MATRICES * TALL);
+    memset(all->col, 0, sizeof(float) * MATRICES * SHORT);
 }
 
-int main(void) {
-    const mz_kernels_options options = {.backend = MZ_BACKEND_HOST, .streams = 1};
+static void update_row(const table *t, const update_case *c, const mz_update *all,
+                       const uint16_t *before) {
+    mz_update a = *all;
+    a.kind = c->kind;
+    a.momentum = c->momentum;
+    a.factored = c->factored;
+    a.rounding = c->rounding;
+    clear_state(&a, all);
+    mz_update small = a;
+    small.matrices = 1;
+    small.rows = 512;
+    const size_t scratch = mz_update_workspace(t->b->kernels, &a);
+    memory_row(t, (kernel){c->name, run_update, &a, scratch, (double)c->bytes * MATRICES * VALUES,
+                           c->note, &small, (double)c->bytes * (double)small.rows * SHORT});
+    clear_state(&a, all);
+    memcpy(a.parameter, before, 2 * (size_t)MATRICES * VALUES);
+    void *workspace = scratch > 0 ? bench_room(t->b, scratch, 0) : NULL;
+    bench_must(t->b, mz_update_step(t->b->kernels, 0, &a, workspace));
+    check_update(&a, before);
+    mz_kernels_free(t->b->kernels, workspace);
+}
+
+static void updates(const table *t) {
+    const bench *b = t->b;
+    const int64_t n = (int64_t)MATRICES * VALUES;
+    uint16_t *before = bench_halves(b, n);
+    const mz_update a = {.matrices = MATRICES,
+                         .rows = TALL,
+                         .cols = SHORT,
+                         .type = MZ_BF16,
+                         .gradient_type = MZ_BF16,
+                         .parameter = bench_halves(b, n),
+                         .gradient = bench_halves(b, n),
+                         .rate = 0.05f,
+                         .beta1 = 0.9f,
+                         .beta2 = 0.999f,
+                         .decay = 0.1f,
+                         .eps = 1e-8f,
+                         .step = 5,
+                         .clip_rms = true,
+                         .m = bench_room(b, 4 * (size_t)n, 0),
+                         .v = bench_room(b, 4 * (size_t)n, 0),
+                         .row = bench_room(b, 4 * MATRICES * TALL, 0),
+                         .col = bench_room(b, 4 * MATRICES * SHORT, 0)};
+    for (size_t i = 0; i < sizeof update_cases / sizeof *update_cases; i++)
+        update_row(t, &update_cases[i], &a, before);
+    void *buffers[] = {before, a.parameter, (void *)(uintptr_t)a.gradient, a.m, a.v, a.row, a.col};
+    for (int i = 0; i < 7; i++)
+        mz_kernels_free(b->kernels, buffers[i]);
+}
+
+/* ---- the table ----------------------------------------------------------------------------------
+ */
+
+static mz_kernels *open_host(int threads) {
+    const mz_kernels_options options = {
+        .backend = MZ_BACKEND_HOST, .threads = threads, .streams = 1};
+    mz_kernels *kernels;
     char message[300];
-    threads = openblas_get_num_threads();
-    threads = threads > THREADS_MOST ? THREADS_MOST : threads;
-    mz_kernels_options o = options;
-    o.threads = threads;
-    if (mz_kernels_open(&o, &kernels, message, sizeof message) != MZ_K_OK) {
-        fprintf(stderr, "bench_kernels: %s\n", message);
-        return 4;
-    }
-    printf("%s\n", mz_kernels_describe(kernels));
-    copy_from = room(COPY_BYTES, 1);
-    copy_to = room(COPY_BYTES, 2);
-    dense_a = floats((int64_t)ROWS * WIDE);
-    dense_b = floats((int64_t)WIDE * WIDE);
-    dense_c = floats((int64_t)ROWS * WIDE);
+    if (mz_kernels_open(&options, &kernels, message, sizeof message) == MZ_K_OK)
+        return kernels;
+    fprintf(stderr, "bench_kernels: %s\n", message);
+    exit(4);
+}
+
+static bool wants(int argc, char **argv, const char *part) {
+    for (int i = 1; i < argc; i++)
+        if (strcmp(argv[i], part) == 0)
+            return true;
+    return argc < 2;
+}
+
+/* Arguments: the parts that are wanted, of products, rows, updates, layer; none: all. */
+int main(int argc, char **argv) {
+    const int all = openblas_get_num_threads();
+    bench b = {.threads = all > THREADS_MOST ? THREADS_MOST : all};
+    b.kernels = open_host(b.threads);
+    printf("%s\n", mz_kernels_describe(b.kernels));
+    const table t = {&b,
+                     {.threads = b.threads,
+                      .from = bench_room(&b, COPY_BYTES, 1),
+                      .to = bench_room(&b, COPY_BYTES, 2),
+                      .a = bench_floats(&b, (int64_t)ROWS * WIDE),
+                      .b = bench_floats(&b, (int64_t)WIDE * WIDE),
+                      .c = bench_floats(&b, (int64_t)ROWS * WIDE)}};
     const int64_t even[EXPERTS + 1] = {0, 256, 512, 768, 1024, 1280, 1536, 1792, 2048};
     const int64_t skewed[EXPERTS + 1] = {0, 128, 256, 384, 512, 1152, 1280, 1408, 2048};
-    products(MZ_F32, even, "even");
-    products(MZ_F32, skewed, "skewed");
-    products(MZ_BF16, even, "even");
-    rows();
-    updates();
-    mz_kernels_close(&kernels);
+    if (wants(argc, argv, "products")) {
+        products(&t, MZ_F32, even, "even");
+        products(&t, MZ_F32, skewed, "skewed");
+        products(&t, MZ_BF16, even, "even");
+    }
+    if (wants(argc, argv, "rows"))
+        rows(&t);
+    if (wants(argc, argv, "updates"))
+        updates(&t);
+    if (wants(argc, argv, "layer"))
+        bench_layer(&b);
+    void *const buffers[] = {t.top.from, t.top.to, t.top.a, t.top.b, t.top.c};
+    for (int i = 0; i < 5; i++)
+        mz_kernels_free(b.kernels, buffers[i]);
+    mz_kernels_close(&b.kernels);
     return 0;
 }
