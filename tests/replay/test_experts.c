@@ -636,6 +636,124 @@ static void test_wrong_plans(void **state) {
     check_spoiled("smartmoe[interval=1]", 4, 2, lose_change, "nothing moves it");
 }
 
+/* ---- memory
+ * --------------------------------------------------------------------------------------*/
+
+enum { W = 2 * ALL }; /* one expert in bf16 */
+
+/* Resident bytes of a rank by the rules of replica memory: 8 experts on 4 ranks, 2 mains and (where
+ * there are any) 2 further slots, 2 layers; AdamW with master weights has 12 bytes a parameter. */
+static void test_memory(void **state) {
+    static const struct {
+        const char *policy, *optimizer;
+        int64_t weights, gradients, optimizer_state, replicas;
+    } want[] = {
+        {"static", "adamw", 4 * W, 4 * W, 4 * 12 * ALL, 0},
+        {"static", "adamw-bf16", 4 * W, 4 * W, 4 * 8 * ALL, 0},
+        {"static", "lion", 4 * W, 4 * W, 4 * 4 * ALL, 0},
+        {"static", "skewadam", 4 * W, 4 * W, 4 * 4 * (2 * INTER + HIDDEN + HIDDEN + INTER), 0},
+        /* one set of slots for both layers, gradients in fp32 */
+        {"ultraep", "adamw", 4 * W, 4 * W, 4 * 12 * ALL, 2 * (W + 2 * W)},
+        /* nothing stays */
+        {"lrmoe[keep=0.5]", "adamw", 4 * W, 4 * W, 4 * 12 * ALL, 0},
+        {"llep", "adamw", 4 * W, 4 * W, 4 * 12 * ALL, 0},
+        /* gradients of every expert in a buffer */
+        {"topoep[chunks=1]", "adamw", 4 * W, 4 * W + 8 * W, 4 * 12 * ALL, 2 * W},
+        {"flexmoe[form=scale-eplb]", "adamw", 4 * W, 4 * W + 2 * 2 * W, 4 * 12 * ALL, 2 * 2 * W},
+        /* slots of each layer, with state or, where one of four parts is a rank's, without */
+        {"flexmoe", "adamw", 4 * W, 4 * W, 8 * 12 * ALL, 2 * 2 * 2 * W},
+        {"eplb", "adamw", 4 * W, 4 * W, 8 * 12 * ALL, 2 * 2 * 2 * W},
+        {"lplb", "adamw", 4 * W, 4 * W, 4 * 12 * ALL, 2 * 2 * 2 * W},
+        {"symi", "adamw", 4 * W, 4 * W, 2 * 8 * 12 * ALL / 4, 2 * 2 * 2 * W},
+    };
+    for (int i = 0; i < COUNT_OF(want); i++) {
+        bench b;
+        bench_open(&b, want[i].policy, 4, 8, 0, MZ_BF16, want[i].optimizer);
+        const int64_t *now = mz_heap_of(b.heap, 1)->now;
+        if (now[MZ_MEM_WEIGHTS] != want[i].weights || now[MZ_MEM_GRADIENTS] != want[i].gradients ||
+            now[MZ_MEM_OPTIMIZER_STATE] != want[i].optimizer_state ||
+            now[MZ_MEM_REPLICAS] != want[i].replicas || now[MZ_MEM_TEMPORARIES] != 0)
+            fail_msg("%s: %lld, %lld, %lld, %lld", want[i].policy, (long long)now[MZ_MEM_WEIGHTS],
+                     (long long)now[MZ_MEM_GRADIENTS], (long long)now[MZ_MEM_OPTIMIZER_STATE],
+                     (long long)now[MZ_MEM_REPLICAS]);
+        bench_close(&b);
+    }
+}
+
+static int32_t hosted(const mz_plan *plan, int32_t rank) {
+    int32_t n = 0;
+    for (int32_t e = 0; e < plan->experts; e++)
+        for (int32_t i = plan->begin[e] + 1; i < plan->begin[e + 1]; i++)
+            n += plan->rank[i] == rank;
+    return n;
+}
+
+/* Replicas that live from a layer's forward to its backward, gradients during that. */
+static void test_memory_of_calls(void **state) {
+    bench b;
+    bench_open(&b, "lrmoe[keep=0.5]", 4, 8, 0, MZ_BF16, "adamw");
+    mz_rng rng = mz_rng_make(8, 2);
+    int64_t held[4] = {0}, seen = 0;
+    assert_ok(mz_experts_begin_step(b.x, &b.err), &b.err);
+    mz_heap_start_step(b.heap);
+    for (int32_t l = 0; l < LAYERS; l++) {
+        plan_call(&b, 0, 0, l, &rng);
+        assert_ok(forward(&b, 0, 0, l), &b.err);
+        for (int32_t r = 0; r < 4; r++) {
+            held[r] += hosted(b.policy[l].plan, r);
+            assert_int_equal(mz_heap_of(b.heap, r)->now[MZ_MEM_REPLICAS], held[r] * W);
+        }
+    }
+    for (int32_t l = LAYERS; l-- > 0;) {
+        assert_ok(backward(&b, 0, 0, l, &rng), &b.err);
+        for (int32_t r = 0; r < 4; r++) {
+            const mz_heap_rank *h = mz_heap_of(b.heap, r);
+            const int32_t own = hosted(b.policy[l].plan, r);
+            assert_true(h->most[MZ_MEM_REPLICAS] >= (held[r] + own) * W);
+            held[r] -= own;
+            seen += own;
+            assert_int_equal(h->now[MZ_MEM_REPLICAS], held[r] * W);
+            assert_int_equal(h->now[MZ_MEM_TEMPORARIES], 0);
+        }
+    }
+    assert_true(seen > 0);
+    bench_close(&b);
+}
+
+/* ---- memory that runs out
+ * ------------------------------------------------------------------------*/
+
+/* One step of `policy`; the n-th take fails (0: none). Returns the takes that there were. */
+static int64_t step_with_failure(const char *policy, int64_t n) {
+    bench b;
+    bench_open(&b, policy, 4, 8, 0, MZ_BF16, "adamw");
+    mz_rng rng = mz_rng_make(5, 4);
+    mz_code code = run_step(&b, 0, &rng);
+    const int64_t before = mz_heap_takes(b.heap);
+    if (code == MZ_OK) {
+        mz_heap_fail_at(b.heap, n);
+        code = run_step(&b, 1, &rng);
+    }
+    const int64_t takes = mz_heap_takes(b.heap) - before;
+    if (code != (n > 0 ? MZ_ENOMEM : MZ_OK))
+        fail_msg("%s, take %lld: code %d, %s", policy, (long long)n, code, b.err.msg);
+    if (n > 0)
+        assert_int_equal(takes, n);
+    bench_close(&b); /* everything is given back */
+    return takes;
+}
+
+static void test_faults(void **state) {
+    static const char *policies[] = {"ultraep[u_min=1]", "lrmoe[keep=0.5]", "symi",
+                                     "eplb[interval=1]", "lplb[interval=1]"};
+    for (int i = 0; i < COUNT_OF(policies); i++) {
+        const int64_t takes = step_with_failure(policies[i], 0);
+        assert_true(takes > 0);
+        for (int64_t n = 1; n <= takes; n += 1 + takes / 60)
+            step_with_failure(policies[i], n);
+    }
+}
+
 static void test_refusals(void **state) {
     static const struct {
         const char *policy, *optimizer, *said;
@@ -665,7 +783,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_policies),   cmocka_unit_test(test_shapes),
         cmocka_unit_test(test_optimizers), cmocka_unit_test(test_wrong_plans),
-        cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_memory),     cmocka_unit_test(test_memory_of_calls),
+        cmocka_unit_test(test_faults),     cmocka_unit_test(test_refusals),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
