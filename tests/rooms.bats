@@ -70,7 +70,7 @@ sources() {
 @test "every header compiles alone with gcc and clang" {
     local flags cc header
     flags="-std=c17 -D_GNU_SOURCE -I. -Wall -Wextra -Werror -Wno-unused-parameter -fsyntax-only -x c"
-    flags+=" $(pkg-config --cflags hdf5-serial jansson) -Wno-psabi"
+    flags+=" $(pkg-config --cflags hdf5-serial jansson) $(pkg-config --cflags ompi-c) -Wno-psabi"
     for cc in gcc clang; do
         # portable.h is C++ for nvcc or for the emulation of the tests.
         for header in $(sources | grep '\.h$' | grep -v '^kernels/cuda/portable.h$'); do
