@@ -150,10 +150,12 @@ __device__ void fetch_tiles(const Product &p, char *ring, uint64_t *full, uint64
 /* ---- multiplying --------------------------------------------------------------------------------
  */
 
-/* Describes an operand with 128-byte swizzle that starts at a shared address. */
-__device__ uint64_t descriptor(unsigned address) {
-    constexpr uint64_t eight_rows = 8 * ROW / 16, panel = PANEL / 16, swizzle_128 = 1;
-    return address / 16 | panel << 16 | eight_rows << 32 | swizzle_128 << 62;
+/* Describes an operand with 128-byte swizzle that starts at a shared address; the leading offset
+ * counts where memory runs along the lines, 1 stands for none. */
+template <Layout layout> __device__ uint64_t descriptor(unsigned address) {
+    constexpr uint64_t eight_rows = 8 * ROW / 16, swizzle_128 = 1;
+    constexpr uint64_t leading = layout == BY_DEPTH ? PANEL / 16 : 1;
+    return address / 16 | leading << 16 | eight_rows << 32 | swizzle_128 << 62;
 }
 
 /* In units of 16 bytes, what a descriptor moves by for the next 16 depths. */
@@ -203,8 +205,9 @@ __device__ void multiply_tiles(const Product &p, const char *ring, uint64_t *ful
     const int lane = threadIdx.x % 32;
     const int down = LINES == 64 ? 0 : group, right = LINES == 64 ? group : 0;
     const unsigned start = cu_shared_address(ring);
-    const uint64_t a = descriptor(start + down * PANEL);
-    const uint64_t b = descriptor(start + (LINES + right * (COLS / 2)) / 64 * PANEL);
+    const uint64_t a = descriptor<layout_a(kind)>(start + down * PANEL);
+    const uint64_t b =
+        descriptor<layout_b(kind)>(start + (LINES + right * (COLS / 2)) / 64 * PANEL);
     Walk walk = {0, 0};
     Place place;
     Slot slot = {0, 0};

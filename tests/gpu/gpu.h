@@ -62,8 +62,10 @@ typedef struct timings {
     bool cut;                      /* out of time */
 } timings;
 
-/* Times all operations on the shapes until `deadline` (now_seconds). small: one call each. */
-mz_kstatus time_all(mz_kernels *k, bool small, uint64_t seed, double deadline, timings *t);
+/* Times all operations on the shapes until `deadline` (now_seconds). small: one call each. failed:
+ * lists of checks that failed, each between spaces; what they check is not timed. */
+mz_kstatus time_all(mz_kernels *k, bool small, uint64_t seed, double deadline, const char *failed,
+                    timings *t);
 double now_seconds(void);
 /* The shapes timed, and their counts for peers: one line each, name, sizes, then pairs of every
  * expert, tab-separated. */

@@ -161,7 +161,7 @@ static void check_products(rig *r) {
 #define PRODUCT(stmt)                                                                              \
     REFUSED(mz_product_args, "grouped_gemm", product, stmt, mz_grouped_gemm(k, 0, &a, s.workspace))
     PRODUCT(a.op = 3);
-    PRODUCT(a.engine = 2);
+    PRODUCT(a.engine = 3);
     PRODUCT(a.type = 2);
     PRODUCT(a.gradient_type = 2);
     PRODUCT(a.n = 0);
@@ -188,6 +188,8 @@ static void check_products(rig *r) {
     UP(a.hidden = -1);
     UP(a.intermediate = INT64_MAX);
     UP(a.type = 4);
+    UP(a.engine = MZ_ENGINE_VENDOR);
+    UP(a.engine = 3);
     UP(a.h = NULL);
     /* Sizes of scratch for what is refused are 0, whatever the arguments. */
     mz_expert_up bad = up;

@@ -2,7 +2,9 @@
 """limits.py FILE.cu REPORT ...: what ptxas reported of the kernels of each file against what a launch
 needs: no spills, shared memory within 227 KiB, and __launch_bounds__ at every kernel, with which
 ptxas keeps registers x threads within a multiprocessor's 65,536 (a report of more than 64 registers
-would otherwise refuse 1,024 threads only on a device)."""
+would otherwise refuse 1,024 threads only on a device). No notes of lost performance either: ptxas
+says so where it runs wgmmas one after another or ignores setmaxnreg. Dynamic shared memory is
+asserted where it is asked for."""
 import re
 import sys
 
@@ -39,7 +41,9 @@ def main(files):
         with open(source, encoding="utf-8") as file:
             wrong += [f"{source}:{line}: no __launch_bounds__" for line in unbounded(file.read())]
         with open(report, encoding="utf-8") as file:
-            found = list(kernels(file.read()))
+            text = file.read()
+        found = list(kernels(text))
+        wrong += [line for line in text.splitlines() if "Performance Loss" in line]
         if not found:
             wrong.append(f"{report}: no kernel in it")
         for name, arch, registers, spilled, shared in found:
