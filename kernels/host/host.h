@@ -24,7 +24,7 @@ void mz_pool_range(mz_pool *pool, mz_range range, void *argument, int64_t n, int
 
 /* ---- simd.c: inner loops, one table per instruction set
  * ------------------------------------------- Every loop sums in the same order in all of them (16
- * partial sums by column modulo 16, then pairwise), and nothing is contracted, so the tables give
+ * partial sums, then pairwise), and nothing is contracted, so the tables give
  * the same bits. Buffers may have any alignment. n: values; widen and narrow convert bf16 rows.
  *
  * `stream`: the row written is not read soon; where it consists of whole cache lines it goes past
@@ -74,13 +74,19 @@ typedef struct mz_simd {
 } mz_simd;
 extern const mz_simd mz_simd_base, mz_simd_avx2, mz_simd_avx512;
 
+/* Where a group of 16 columns keeps its column i when bf16 are taken apart: the even ones first. */
+#define MZ_PLACE(i) ((i) / 2 + (i) % 2 * 8)
+
 /* ---- update_simd.c: inner loops of the optimizers, one table per instruction set
  * ------------------- A row of n values that are elements [element, element + n) of the tensor. */
 typedef struct mz_update_row {
     const mz_update *args;
-    float scale;      /* of the gradient */
-    float rate;       /* what the update is multiplied with: includes bias correction and clip */
-    float keep;       /* 1 - learning rate * decay */
+    float scale; /* of the gradient */
+    float rate;  /* what the update is multiplied with: includes bias correction and clip */
+    float keep;  /* 1 - learning rate * decay */
+    /* bf16 gradients and parameters, no momentum: squares, columns' sums and factors stand by
+     * place, in whole groups of 16, those of no column 0 */
+    bool by_place;
     bool decay_first; /* a bf16 parameter is rounded when it has decayed */
     float beta1;
     float beta2;     /* of this step */

@@ -1,6 +1,6 @@
 /* Vectors of fp32 for the files that are compiled once per instruction set, with MZ_SIMD naming it:
  * LANES values, as many as one register has. Sums are kept in 16 partial sums whatever the width,
- * by column modulo 16, so that every instruction set gives the same bits. Ends of rows that do not
+ * so that every instruction set gives the same bits. Ends of rows that do not
  * fill a register go through a copy padded with zeros, so that they take the same arithmetic. */
 #ifndef MIZAN_KERNELS_HOST_LANES_H
 #define MIZAN_KERNELS_HOST_LANES_H
@@ -146,23 +146,26 @@ INLINE void store(float *p, int64_t i, lanes v, int64_t n) {
 }
 
 /* ---- 16 columns ---------------------------------------------------------------------------------
- * As many as there are partial sums: column i adds to partial sum i % 16. Registers of less than 16
- * lanes take bf16 apart into even and odd columns, which costs one operation a register: part 2m
- * has the even ones of columns 2m LANES and on, part 2m + 1 the odd ones. */
+ * As many as there are partial sums. bf16 are taken apart into even and odd columns, which costs
+ * one operation a register: place i / 2 + 8 (i % 2) has column i (MZ_PLACE). Partial sums are by
+ * place. */
 typedef struct sums {
     lanes part[PER_SUM];
 } sums;
 
 INLINE sums load16_bf16(const uint16_t *p) {
     sums v;
-#if LANES == SUMS
-    v.part[0] = load_bf16(p);
+#if defined(__AVX512F__)
+    const __m256i both = _mm256_loadu_si256((const __m256i *)(const void *)p);
+    const __m256i odd = _mm256_and_si256(both, _mm256_set1_epi32((int)0xffff0000u));
+    v.part[0] =
+        (lanes)_mm512_inserti64x4(_mm512_castsi256_si512(_mm256_slli_epi32(both, 16)), odd, 1);
 #else
-    for (int s = 0; s < PER_SUM; s += 2) {
+    for (int s = 0; s < PER_SUM / 2; s++) {
         bits both;
-        memcpy(&both, p + s * LANES, sizeof both);
+        memcpy(&both, p + 2 * s * LANES, sizeof both);
         v.part[s] = (lanes)(both << 16);
-        v.part[s + 1] = (lanes)(both & 0xffff0000u);
+        v.part[s + PER_SUM / 2] = (lanes)(both & 0xffff0000u);
     }
 #endif
     return v;
@@ -213,14 +216,16 @@ INLINE void put16_f32(float *p, sums v, mz_way way) {
 }
 INLINE void put16_bf16(uint16_t *p, sums v, mz_way way) {
 #if defined(__AVX512F__)
-    const __m256i h = _mm512_cvtepi32_epi16((__m512i)((bits)v.part[0] >> 16));
+    const __m256i even = _mm512_castsi512_si256((__m512i)v.part[0]);
+    const __m256i odd = _mm512_extracti64x4_epi64((__m512i)v.part[0], 1);
+    const __m256i both = _mm256_or_si256(_mm256_srli_epi32(even, 16), odd);
     if (way == STREAM)
-        _mm256_stream_si256((__m256i *)(void *)p, h);
+        _mm256_stream_si256((__m256i *)(void *)p, both);
     else
-        _mm256_storeu_si256((__m256i *)(void *)p, h);
+        _mm256_storeu_si256((__m256i *)(void *)p, both);
 #else
-    for (int s = 0; s < PER_SUM; s += 2)
-        put_register(p + s * LANES, (bits)v.part[s] >> 16 | (bits)v.part[s + 1], way);
+    for (int s = 0; s < PER_SUM / 2; s++)
+        put_register(p + 2 * s * LANES, (bits)v.part[s] >> 16 | (bits)v.part[s + PER_SUM / 2], way);
 #endif
 }
 /* Writes columns [i, i + n) of a row, n <= 16, as round16 left them; fewer are never streamed. */
@@ -236,16 +241,10 @@ INLINE void store16(mz_dtype type, void *p, int64_t i, sums v, int64_t n, mz_way
         memcpy(row, padded, size * (size_t)n);
 }
 
-/* The sum of columns as load16 has them for `type`: halves are added until one is left. */
-INLINE float total(mz_dtype type, const sums *s) {
-    float part[SUMS];
+/* Halves are added until one is left. */
+INLINE float total(const sums *s) {
     quad q[SUMS / 4];
-    memcpy(part, s->part, sizeof part);
-    for (int i = 0; i < SUMS && type == MZ_BF16 && LANES < SUMS; i++) {
-        const int pair = i / (2 * LANES), lane = i % (2 * LANES) / 2;
-        part[i] = s->part[2 * pair + i % 2][lane];
-    }
-    memcpy(q, part, sizeof q);
+    memcpy(q, s->part, sizeof q);
     q[0] = (q[0] + q[2]) + (q[1] + q[3]);
     return (q[0][0] + q[0][2]) + (q[0][1] + q[0][3]);
 }

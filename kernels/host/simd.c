@@ -39,7 +39,7 @@ INLINE float dot_of(mz_dtype type, const void *a, const void *b, int64_t n) {
         add_products(&sum, load16(type, a, i, SUMS), load16(type, b, i, SUMS));
     if (i < n)
         add_products(&sum, load16(type, a, i, n - i), load16(type, b, i, n - i));
-    return total(type, &sum);
+    return total(&sum);
 }
 
 static float dot(mz_dtype type, const void *a, const void *b, int64_t n) {
@@ -57,7 +57,7 @@ INLINE float norm2_of(mz_dtype type, const void *x, int64_t n) {
         const sums v = load16(type, x, i, n - i);
         add_products(&sum, v, v);
     }
-    return total(type, &sum);
+    return total(&sum);
 }
 
 static float norm2(mz_dtype type, const void *x, int64_t n) {
@@ -142,8 +142,8 @@ static void scale(mz_dtype type, void *to, const void *from, const void *next, f
 /* ---- combining rows -----------------------------------------------------------------------------
  */
 
-/* Columns [i, i + n), n <= 16. A sum of bf16 rows that waits in fp32 has them in the order of
- * load16_bf16, all 16 of them. */
+/* Columns [i, i + n), n <= 16. A sum of bf16 rows that waits in fp32 has them by place, all
+ * 16 of them. */
 INLINE void combine16(const mz_row_sum *r, mz_dtype type, int64_t i, int64_t n, mz_way way) {
     sums sum = {0};
     if (r->from)
@@ -211,7 +211,7 @@ INLINE float swiglu_of(mz_dtype type, void *h, const void *u, const void *v, int
         swiglu16(&sum, type, h, u, v, i, SUMS, way);
     if (i < n)
         swiglu16(&sum, type, h, u, v, i, n - i, CACHED);
-    return total(type, &sum);
+    return total(&sum);
 }
 
 static float swiglu(mz_dtype type, void *h, const void *u, const void *v, int64_t n, bool stream) {
@@ -251,7 +251,7 @@ INLINE float swiglu_back_of(const mz_swiglu_row row, mz_dtype type, mz_way way) 
         swiglu_back16(&sum, &row, type, factor, i, SUMS, way);
     if (i < n)
         swiglu_back16(&sum, &row, type, factor, i, n - i, CACHED);
-    return total(type, &sum);
+    return total(&sum);
 }
 
 static float swiglu_back(const mz_swiglu_row *r, mz_dtype type, bool stream) {

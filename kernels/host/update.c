@@ -26,10 +26,12 @@ typedef struct updating {
     /* factored: blocks of rows per matrix; others: blocks of values */
     int64_t blocks, block;
     int64_t first;     /* matrix of the wave */
-    float *part;       /* [wave][blocks][2][cols]: columns' g^2, columns' weighted squares */
-    float *line;       /* [threads][cols] */
+    bool by_place;     /* see mz_update_row */
+    int64_t width;     /* of what stands by column below: cols, or whole groups of 16 */
+    float *part;       /* [wave][blocks][2][width]: columns' g^2, columns' weighted squares */
+    float *line;       /* [threads][width] */
     float *mean;       /* [wave]: M */
-    float *col_factor; /* [wave][cols]: sqrt(b_j) */
+    float *col_factor; /* [wave][width]: sqrt(b_j) */
     float *sum;        /* [matrices] or [matrices][blocks]: sums of u^2, before the correction */
     float clip;        /* clip_tensor: of all matrices */
 } updating;
@@ -45,6 +47,7 @@ static mz_update_row row_of(const updating *u, int64_t element, int64_t n) {
                            .scale = u->scale,
                            .rate = a->rate * u->rates.correction,
                            .keep = keep,
+                           .by_place = u->by_place,
                            .decay_first = keep != 1 && a->kind != MZ_UPDATE_ADAFACTOR,
                            .beta1 = a->beta1,
                            .beta2 = u->rates.beta2,
@@ -71,7 +74,11 @@ static float clip_of(const updating *u, double sum, double values) {
  */
 
 static float *part_of(const updating *u, int64_t wave, int64_t block, int which) {
-    return u->part + ((wave * u->blocks + block) * 2 + which) * u->args->cols;
+    return u->part + ((wave * u->blocks + block) * 2 + which) * u->width;
+}
+
+static int64_t place_of(const updating *u, int64_t col) {
+    return u->by_place ? col / 16 * 16 + MZ_PLACE(col % 16) : col;
 }
 
 static int64_t block_end(const updating *u, int64_t block) {
@@ -84,16 +91,16 @@ static void factored_statistics(void *argument, int64_t p, int32_t thread) {
     const mz_update *a = u->args;
     const int64_t wave = p / u->blocks, block = p % u->blocks, matrix = u->first + wave;
     float *col = part_of(u, wave, block, 0), *weighted = part_of(u, wave, block, 1);
-    float *square = u->line + thread * a->cols;
-    memset(col, 0, sizeof *col * (size_t)a->cols);
-    memset(weighted, 0, sizeof *weighted * (size_t)a->cols);
+    float *square = u->line + thread * u->width;
+    memset(col, 0, sizeof *col * (size_t)u->width);
+    memset(weighted, 0, sizeof *weighted * (size_t)u->width);
     for (int64_t i = block * u->block; i < block_end(u, block); i++) {
         const mz_update_row row = row_of(u, (matrix * a->rows + i) * a->cols, a->cols);
         const float g2 = u->simd->statistics(&row, square, col);
         float *factor = &a->row[matrix * a->rows + i];
         *factor = *factor * u->rates.beta2 + (g2 / (float)a->cols) * (1 - u->rates.beta2);
         if (*factor >= MZ_ROW_LEAST)
-            u->simd->weigh(weighted, square, 1 / *factor, a->cols);
+            u->simd->weigh(weighted, square, 1 / *factor, u->width);
     }
 }
 
@@ -122,7 +129,7 @@ static void mend_floored(const updating *u, int64_t matrix, float mean, float *w
             continue;
         const mz_update_row row = row_of(u, (matrix * a->rows + i) * a->cols, a->cols);
         u->simd->squares(&row, square);
-        u->simd->weigh(weighted, square, 1 / (bounded * mean) - (counted ? 1 / r : 0), a->cols);
+        u->simd->weigh(weighted, square, 1 / (bounded * mean) - (counted ? 1 / r : 0), u->width);
     }
 }
 
@@ -137,9 +144,11 @@ static void factored_factors(void *argument, int64_t wave, int32_t thread) {
     const updating *u = argument;
     const int64_t cols = u->args->cols;
     const float *c = u->args->col + (u->first + wave) * cols;
+    float *factor = u->col_factor + wave * u->width;
     u->mean[wave] = row_mean(u, u->first + wave);
+    memset(factor, 0, sizeof *factor * (size_t)u->width);
     for (int64_t j = 0; j < cols; j++)
-        u->col_factor[wave * cols + j] = inverse_root(c[j], u->rates.least);
+        factor[place_of(u, j)] = inverse_root(c[j], u->rates.least);
 }
 
 /* Sums the blocks, moves C on, and leaves the matrix's sum of u^2. */
@@ -149,17 +158,18 @@ static void factored_matrix(void *argument, int64_t wave, int32_t thread) {
     const int64_t matrix = u->first + wave;
     float *col = part_of(u, wave, 0, 0), *weighted = part_of(u, wave, 0, 1);
     for (int64_t b = 1; b < u->blocks; b++) {
-        u->simd->weigh(col, part_of(u, wave, b, 0), 1, a->cols);
-        u->simd->weigh(weighted, part_of(u, wave, b, 1), 1, a->cols);
+        u->simd->weigh(col, part_of(u, wave, b, 0), 1, u->width);
+        u->simd->weigh(weighted, part_of(u, wave, b, 1), 1, u->width);
     }
     float *c = a->col + matrix * a->cols;
     for (int64_t j = 0; j < a->cols; j++)
-        c[j] = c[j] * u->rates.beta2 + (col[j] / (float)a->rows) * (1 - u->rates.beta2);
+        c[j] =
+            c[j] * u->rates.beta2 + (col[place_of(u, j)] / (float)a->rows) * (1 - u->rates.beta2);
     factored_factors(argument, wave, thread);
-    const float mean = u->mean[wave], *factor = u->col_factor + wave * a->cols;
-    mend_floored(u, matrix, mean, weighted, u->line + thread * a->cols);
+    const float mean = u->mean[wave], *factor = u->col_factor + wave * u->width;
+    mend_floored(u, matrix, mean, weighted, u->line + thread * u->width);
     double sum = 0;
-    for (int64_t j = 0; j < a->cols; j++)
+    for (int64_t j = 0; j < u->width; j++)
         sum += (double)(weighted[j] * mean * factor[j]) * factor[j];
     u->sum[matrix] = (float)sum;
 }
@@ -175,7 +185,7 @@ static void factored_write(void *argument, int64_t p, int32_t thread) {
         const int64_t at = matrix * a->rows + i;
         mz_update_row row = row_of(u, at * a->cols, a->cols);
         row.rate *= clip * inverse_root(a->row[at] / u->mean[wave], u->rates.least);
-        u->simd->apply_factored(&row, u->col_factor + wave * a->cols);
+        u->simd->apply_factored(&row, u->col_factor + wave * u->width);
     }
 }
 
@@ -295,6 +305,8 @@ static void set_blocks(updating *u) {
         u->blocks = (values + BLOCK_VALUES - 1) / BLOCK_VALUES;
         return;
     }
+    u->by_place = a->type == MZ_BF16 && a->gradient_type == MZ_BF16 && !mz_keeps_momentum(a);
+    u->width = u->by_place ? (a->cols + 15) / 16 * 16 : a->cols;
     u->blocks = (values + BLOCK_VALUES - 1) / BLOCK_VALUES;
     if (u->blocks > BLOCKS_MOST)
         u->blocks = BLOCKS_MOST;
@@ -438,7 +450,7 @@ size_t mz_host_update_workspace(const mz_kernels *k, const mz_update *a) {
     int64_t floats = sums_of(&u);
     if (mz_keeps_factors(a)) {
         const int64_t wave = wave_most(a), threads = mz_pool_threads(mz_host_of(k)->pool);
-        floats += (wave * (2 * u.blocks + 1) + threads) * a->cols + wave;
+        floats += (wave * (2 * u.blocks + 1) + threads) * u.width + wave;
     }
     return sizeof(float) * (size_t)floats;
 }
@@ -465,9 +477,9 @@ mz_kstatus mz_host_update_step(mz_kernels *k, mz_kstream stream, const mz_update
         return MZ_K_OK;
     }
     u.line = u.sum + sums_of(&u);
-    u.col_factor = u.line + mz_pool_threads(host->pool) * a->cols;
-    u.part = u.col_factor + wave_most(a) * a->cols;
-    u.mean = u.part + wave_most(a) * u.blocks * 2 * a->cols;
+    u.col_factor = u.line + mz_pool_threads(host->pool) * u.width;
+    u.part = u.col_factor + wave_most(a) * u.width;
+    u.mean = u.part + wave_most(a) * u.blocks * 2 * u.width;
     update_factored(host->pool, &u);
     return MZ_K_OK;
 }

@@ -59,16 +59,25 @@ INLINE lanes at_least(lanes x, float least) {
 /* ---- writing parameters -------------------------------------------------------------------------
  */
 
-/* As mz_bf16_dither; rounding to nearest follows. */
-INLINE lanes dithered(lanes q, ints random) {
-    const lanes s = __builtin_convertvector(random, lanes) * 0x1p-23f;
-    return q + s * (lanes)((bits)q & 0x7fffffffu);
-}
-
 /* The sum of mz_bf16_stochastic, which is cut to its upper half. */
 INLINE bits lifted(lanes q, bits random) {
     const bits special = (bits)(((bits)q & 0x7f800000u) == 0x7f800000u);
     return (bits)q + (random & ~special);
+}
+
+/* As mz_bf16_dither; rounding to nearest follows. */
+INLINE lanes dithered(lanes q, lanes noise) {
+    return q + noise * (lanes)((bits)q & 0x7fffffffu);
+}
+
+/* What is written for q in the upper half; the lower is left over. `drawn`: 16 random bits in the
+ * upper half of each lane, the lower zero. */
+INLINE bits written(lanes q, bits drawn, mz_rounding rounding) {
+    if (rounding == MZ_ROUND_STOCHASTIC)
+        return lifted(q, drawn >> 16);
+    if (rounding == MZ_ROUND_DITHER)
+        return round_bf16(dithered(q, __builtin_convertvector((ints)drawn, lanes) * 0x1p-39f));
+    return round_bf16(q);
 }
 
 /* What columns i to i + n of p become, at most LANES. */
@@ -85,9 +94,8 @@ INLINE bits written_bf16(const uint16_t *p, const float *update, const uint16_t 
     if (decay_first)
         q = (lanes)(round_number(q) & 0xffff0000u);
     q = q - load(MZ_F32, update, i, n) * rate;
-    if (rounding == MZ_ROUND_STOCHASTIC)
-        return lifted(q, load_u16(drawn + i));
-    return round_bf16(rounding == MZ_ROUND_DITHER ? dithered(q, load_i16(drawn + i)) : q);
+    const bits random = rounding == MZ_ROUND_NEAREST ? (bits){0} : load_u16(drawn + i) << 16;
+    return written(q, random, rounding);
 }
 
 /* Decay, rounded to bf16 where `decay_first`, then p - rate * update, rounded. */
@@ -209,10 +217,102 @@ INLINE float statistics_of(mz_update_row r, float *square, float *col, mz_dtype 
     for (int s = 0; i < r.n; i += LANES, s++)
         sum.part[s] +=
             first_lanes(statistics_at(r, square, col, i, r.n - i, type, momentum), r.n - i);
-    return total(MZ_F32, &sum);
+    return total(&sum);
+}
+
+/* ---- by place: bf16 gradients, no momentum ---- */
+
+/* 1 for columns [0, n) of a group, 0 for the others. */
+INLINE sums inside(int64_t n) {
+    static const uint16_t one[SUMS] = {0x3f80, 0x3f80, 0x3f80, 0x3f80, 0x3f80, 0x3f80,
+                                       0x3f80, 0x3f80, 0x3f80, 0x3f80, 0x3f80, 0x3f80,
+                                       0x3f80, 0x3f80, 0x3f80, 0x3f80};
+    return load16(MZ_BF16, one, 0, n);
+}
+
+INLINE void statistics16(const mz_update_row *r, float *square, float *col, sums *sum, int64_t i,
+                         int64_t n) {
+    const sums g = load16(MZ_BF16, r->gradient, i, n), before = load16_f32(col + i);
+    sums squares, after;
+    for (int s = 0; s < PER_SUM; s++) {
+        const lanes scaled = g.part[s] * r->scale;
+        squares.part[s] = scaled * scaled;
+        lanes g2 = squares.part[s] + r->floor;
+        if (n < SUMS)
+            g2 = g2 * inside(n).part[s];
+        sum->part[s] += g2;
+        after.part[s] = before.part[s] + g2;
+    }
+    put16_f32(square + i, squares, CACHED);
+    put16_f32(col + i, after, CACHED);
+}
+
+static float statistics_by_place(const mz_update_row *row, float *square, float *col) {
+    const mz_update_row r = *row;
+    sums sum = {0};
+    int64_t i = 0;
+    for (; i + SUMS <= r.n; i += SUMS)
+        statistics16(&r, square, col, &sum, i, SUMS);
+    if (i < r.n)
+        statistics16(&r, square, col, &sum, i, r.n - i);
+    return total(&sum);
+}
+
+/* Columns [i, i + n), n <= 16; drawn: theirs. */
+INLINE void write16(const mz_update_row *r, const float *col_factor, const uint16_t *drawn,
+                    int64_t i, int64_t n, mz_rounding rounding, bool decay_first) {
+    const sums p = load16(MZ_BF16, r->parameter, i, n), g = load16(MZ_BF16, r->gradient, i, n);
+    const sums factor = load16_f32(col_factor + i);
+    sums random = {0}, result;
+    if (rounding != MZ_ROUND_NEAREST)
+        random = load16_bf16(drawn);
+    for (int s = 0; s < PER_SUM; s++) {
+        lanes q = p.part[s] * r->keep;
+        if (decay_first)
+            q = (lanes)(round_number(q) & 0xffff0000u);
+        q = q - g.part[s] * r->scale * factor.part[s] * r->rate;
+        result.part[s] = (lanes)(written(q, (bits)random.part[s], rounding) & 0xffff0000u);
+    }
+    store16(MZ_BF16, r->parameter, i, result, n, CACHED);
+}
+
+INLINE void write_by_place(const mz_update_row *row, const float *col_factor, mz_rounding rounding,
+                           bool decay_first) {
+    const mz_update_row r = *row;
+    uint16_t drawn[DRAWN_MOST];
+    for (int64_t first = 0; first < r.n; first += CHUNK) {
+        const int64_t end = r.n - first < CHUNK ? r.n : first + CHUNK;
+        const uint64_t element = (uint64_t)(r.element + first);
+        const int64_t skip = (int64_t)(element % 8) - first;
+        if (rounding != MZ_ROUND_NEAREST)
+            draw(r.args, element / 8, (skip + end + 7) / 8, drawn);
+        int64_t i = first;
+        for (; i + SUMS <= end; i += SUMS)
+            write16(&r, col_factor, drawn + skip + i, i, SUMS, rounding, decay_first);
+        if (i < end)
+            write16(&r, col_factor, drawn + skip + i, i, end - i, rounding, decay_first);
+    }
+}
+
+static void apply_by_place(const mz_update_row *r, const float *col_factor) {
+    const mz_rounding rounding = r->args->rounding;
+    if (rounding == MZ_ROUND_NEAREST && r->decay_first)
+        write_by_place(r, col_factor, MZ_ROUND_NEAREST, true);
+    else if (rounding == MZ_ROUND_NEAREST)
+        write_by_place(r, col_factor, MZ_ROUND_NEAREST, false);
+    else if (rounding == MZ_ROUND_DITHER && r->decay_first)
+        write_by_place(r, col_factor, MZ_ROUND_DITHER, true);
+    else if (rounding == MZ_ROUND_DITHER)
+        write_by_place(r, col_factor, MZ_ROUND_DITHER, false);
+    else if (r->decay_first)
+        write_by_place(r, col_factor, MZ_ROUND_STOCHASTIC, true);
+    else
+        write_by_place(r, col_factor, MZ_ROUND_STOCHASTIC, false);
 }
 
 static float statistics(const mz_update_row *r, float *square, float *col) {
+    if (r->by_place)
+        return statistics_by_place(r, square, col);
     if (r->args->gradient_type == MZ_BF16)
         return r->m ? statistics_of(*r, square, col, MZ_BF16, true)
                     : statistics_of(*r, square, col, MZ_BF16, false);
@@ -222,7 +322,15 @@ static float statistics(const mz_update_row *r, float *square, float *col) {
 
 static void squares(const mz_update_row *r, float *square) {
     const base from = base_of(r);
-    for (int64_t i = 0; i < r->n; i += LANES) {
+    for (int64_t i = 0; r->by_place && i < r->n; i += SUMS) {
+        sums g = load16(MZ_BF16, r->gradient, i, r->n - i < SUMS ? r->n - i : SUMS);
+        for (int s = 0; s < PER_SUM; s++) {
+            g.part[s] *= r->scale;
+            g.part[s] *= g.part[s];
+        }
+        put16_f32(square + i, g, CACHED);
+    }
+    for (int64_t i = 0; !r->by_place && i < r->n; i += LANES) {
         const lanes value = base_at(*r, from, i, r->n - i);
         store(square, i, value * value, r->n - i);
     }
@@ -253,7 +361,7 @@ INLINE float statistics_full_of(mz_update_row r, mz_dtype type, bool momentum) {
             sum.part[s] += statistics_full_at(r, i + s * LANES, LANES, type, momentum);
     for (int s = 0; i < r.n; i += LANES, s++)
         sum.part[s] += first_lanes(statistics_full_at(r, i, r.n - i, type, momentum), r.n - i);
-    return total(MZ_F32, &sum);
+    return total(&sum);
 }
 
 static float statistics_full(const mz_update_row *r) {
@@ -313,7 +421,9 @@ INLINE void apply_rule(const mz_update_row *r, rule how, base from, const float 
 
 static void apply_factored(const mz_update_row *r, const float *col_factor) {
     const base from = base_of(r);
-    if (from == OF_M)
+    if (r->by_place)
+        apply_by_place(r, col_factor);
+    else if (from == OF_M)
         apply_rule(r, FACTORED, OF_M, col_factor);
     else if (from == OF_BF16)
         apply_rule(r, FACTORED, OF_BF16, col_factor);

@@ -281,6 +281,9 @@ def main():
                         rounding=DITHER if seed // 3 % 2 else STOCHASTIC)
     compare(library, "skewadam experts, eps 1e-16, no clip", wide, "tiny", 80, kind=SKEWADAM, eps=1e-16,
             factored=True, type=BF16, rounding=DITHER, gradient_type=F32)
+    for rounding in (NEAREST, DITHER, STOCHASTIC):
+        compare(library, "skewadam experts, rows, bf16, %s, rounding %d" % (wide, rounding), wide, "rows", 81 + rounding,
+                kind=SKEWADAM, factored=True, clip_rms=True, type=BF16, gradient_type=BF16, rounding=rounding)
     for shape in (wide, vector):
         for kind, rounding in ((F32, NEAREST), (BF16, DITHER)):
             for name, number, more in (("adamw", ADAMW, {}), ("lion", LION, {"beta2": 0.99}),

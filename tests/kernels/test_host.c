@@ -176,9 +176,9 @@ static void update(rig *r, record *all, mz_update_kind kind, int tier) {
                    .rows = R,
                    .cols = C,
                    .type = MZ_BF16,
-                   .gradient_type = tier & 1 ? MZ_BF16 : MZ_F32,
+                   .gradient_type = tier & 5 ? MZ_BF16 : MZ_F32,
                    .parameter = values(r, MZ_BF16, N),
-                   .gradient = values(r, tier & 1 ? MZ_BF16 : MZ_F32, N),
+                   .gradient = values(r, tier & 5 ? MZ_BF16 : MZ_F32, N),
                    .rate = 0.01f,
                    .beta1 = 0.9f,
                    .beta2 = 0.99f,
@@ -212,7 +212,7 @@ static void everything(rig *r) {
     for (int type = MZ_F32; type <= MZ_BF16; type++)
         layer(r, into, type, expert);
     rig_clear(r);
-    for (int tier = 0; tier < 4; tier++)
+    for (int tier = 0; tier < 7; tier++) /* momentum, factors, bf16 gradients: by bits */
         for (int kind = MZ_UPDATE_SKEWADAM; kind <= MZ_UPDATE_MUON; kind++) {
             if (kind == MZ_UPDATE_SKEWADAM || tier == 1)
                 update(r, into, kind, tier);
