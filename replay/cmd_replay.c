@@ -108,6 +108,7 @@ typedef struct replay_job {
     mz_kernels *kernels;
     mz_replay *replay;
     mz_fault fault;
+    bool steps_given;
     int64_t norm_hidden;
     const volatile sig_atomic_t *stop;
     char prediction[80];
@@ -333,6 +334,19 @@ static mz_code restart(void *self, mz_load_source *source, mz_err *err) {
     return code;
 }
 
+/* Without --steps a short trace is all of the window. */
+static mz_code first_window(replay_job *job, mz_load_source *source, mz_err *err) {
+    const int64_t steps = job->args.steps;
+    if (job->steps_given)
+        return restart(job, source, err);
+    job->args.steps = 0;
+    const mz_code code = restart(job, source, err);
+    if (code != MZ_OK || mz_stream_steps(job->stream) <= steps)
+        return code;
+    job->args.steps = steps;
+    return restart(job, source, err);
+}
+
 static mz_code execute(replay_job *job, mz_app *app, mz_err *err) {
     const replay_args *a = &job->args;
     const mz_replay_options options = {.model = job->model,
@@ -353,7 +367,7 @@ static mz_code execute(replay_job *job, mz_app *app, mz_err *err) {
     mz_code code = mz_replay_create(&options, job->policies, job->count, job->kernels,
                                     job->transport, &job->replay, err);
     if (code == MZ_OK)
-        code = restart(job, &first, err);
+        code = first_window(job, &first, err);
     if (code != MZ_OK)
         return code;
     const mz_replay_window window = {job, restart, mz_stream_steps(job->stream)};
@@ -567,11 +581,13 @@ static mz_code run_job(replay_job *job, mz_app *app, mz_err *err) {
 mz_code mz_cmd_replay(mz_app *app, int argc, char **argv, mz_err *err) {
     replay_job job = {0};
     int nargs = 0;
-    bool help = false;
+    bool help = false, seen[sizeof replay_options / sizeof replay_options[0]] = {false};
     mz_code code =
-        mz_opt_parse(&replay_spec, &job.args, argc, argv, &nargs, &help, NULL, app->out, err);
+        mz_opt_parse(&replay_spec, &job.args, argc, argv, &nargs, &help, seen, app->out, err);
     if (code != MZ_OK || help)
         return code;
+    for (int i = 0; i < replay_spec.count; i++)
+        job.steps_given = job.steps_given || (replay_options[i].offset == AT(steps) && seen[i]);
     mz_log_choose(&app->log, job.args.quiet, job.args.verbose);
     code = load_inputs(&job, app, err);
     if (code == MZ_OK)

@@ -1,0 +1,194 @@
+#!/usr/bin/env bats
+# mizan replay in one process: results, plans of the simulator, bad input.
+
+load common
+
+setup() {
+    enter_tmpdir
+    example=$(ls "$root"/traces/example/*.h5 | head -n 1)
+    unset OMPI_COMM_WORLD_SIZE MIZAN_REPLAY_FAULT
+    replay=("$mizan" replay --trace "$example" --model olmoe-1b-7b --threads 1 -q)
+    small=(--hidden 64 --inter 32 --layers 2 --steps 2)
+}
+
+all='static,symi,ultraep,lrmoe[keep=0.5]'
+
+@test "the JSON has the keys of the contract; what is counted is what the plan says" {
+    "${replay[@]}" "${small[@]}" --policy "$all" --repeat 2 --json --detail >out.json
+    "$mizan" sim --scope layers --trace "$example" --model olmoe-1b-7b --cluster a100-80gb:1x8 --policy "$all" \
+        "${small[@]}" --json >sim.json
+    "$python" - <<'EOF2'
+import json
+r, s = json.load(open("out.json")), json.load(open("sim.json"))
+assert r["schema"] == "mizan-result/1" and r["kind"] == "measurement" and s["kind"] == "prediction"
+assert r["trace"]["digest"] == s["trace"]["digest"] and r["model"] == s["model"]
+for key in ("ranks", "optimizer", "recompute", "seed", "first_step", "steps", "step_tokens", "tokens_per_rank", "sequence_length"):
+    assert r["settings"][key] == s["settings"][key], key
+assert r["settings"]["transport"] == "local" and r["settings"]["processes"] == 1
+assert r["settings"]["window_steps"] == 2 and r["settings"]["repeat"] == 2
+assert r["settings"]["verified"]["values"] > 1000 and 0 < r["settings"]["verified"]["largest"] <= 1
+for a, b in zip(r["runs"], s["runs"]):
+    name = a["policy"]
+    assert name == b["policy"] and [k for k in a if k != "detail"] == list(b), name
+    assert a["steps"] == 4 and b["steps"] == 2
+    # the same plans: the same rows, pairs and bytes
+    for key in ("rank_imbalance", "kept_pairs_fraction", "dropped_pairs_fraction", "kept_score_mass",
+                "dispatch_bytes", "combine_bytes", "backward_combine_bytes", "lossy", "system", "score_source"):
+        assert a[key] == b[key], (name, key, a[key], b[key])
+    t = a["step_time_s"]
+    assert 0 < t["p50"] <= t["p95"], name
+    assert 0 < a["moe_time_s"] <= t["mean"], name
+    assert sum(a["memory_bytes"].values()) == a["peak_memory_bytes"] > 0, name
+    p = a["phases_s"]
+    for phase in ("router", "count_exchange", "planner", "pack", "dispatch", "experts", "combine", "unpack",
+                  "backward_pack", "backward_dispatch", "backward_experts", "backward_combine", "backward_other",
+                  "optimizer", "launch_wait"):
+        assert p[phase] > 0, (name, phase)
+    for phase in ("attention", "dense", "loss", "parameter_gather"):
+        assert p[phase] == 0, (name, phase)
+    assert (p["score"] > 0) == (name == "lrmoe[keep=0.5]"), name
+by = {x["policy"]: x for x in r["runs"]}
+assert by["lrmoe[keep=0.5]"]["backward_dispatch_bytes"] < by["static"]["backward_dispatch_bytes"]
+assert by["static"]["transfer_bytes"] == 0 < by["symi"]["transfer_bytes"]
+EOF2
+}
+
+@test "the detail of a rank adds up to its step" {
+    "${replay[@]}" "${small[@]}" --policy static --json --detail -o out.h5 >out.json
+    "$python" - <<'EOF2'
+import json, h5py, numpy
+run = h5py.File("out.h5")["runs/0000"]
+detail = run["detail_s"][()] if "detail_s" in run else None
+assert detail is not None, list(run)
+step = run["step_time_s"][()]
+r = json.load(open("out.json"))["runs"][0]
+detail = detail.reshape(2, 3, 8, -1)
+names = list(r["phases_s"])
+per = detail.sum(axis=1)  # [steps][ranks][phases]
+for i, name in enumerate(names):
+    assert abs(per[:, :, i].max(axis=1).mean() - r["phases_s"][name]) < 1e-9, name
+# A rank's phases without planning, and its waiting, are the step.
+whole = per.sum(axis=2) - per[:, :, names.index("planner")]
+assert numpy.allclose(whole, step[:, None], rtol=1e-6), (whole, step)
+# Ranks take turns: kernels of all of them and what is nobody's make up the step.
+assert (per[:, :, names.index("experts")].sum(axis=1) < step).all()
+EOF2
+}
+
+@test "passes repeat: the same digests in each, others for another seed" {
+    "${replay[@]}" "${small[@]}" --policy 'static,lrmoe[keep=0.25]' --repeat 2 --digest --json >out.json
+    "${replay[@]}" "${small[@]}" --policy 'static,lrmoe[keep=0.25]' --order policies --threads 2 --digest --json >order.json
+    "${replay[@]}" "${small[@]}" --policy static --seed 2 --digest --json >seed.json
+    "$python" - <<'EOF2'
+import json
+a, b, c = (json.load(open(f)) for f in ("out.json", "order.json", "seed.json"))
+assert a["settings"]["order"] == "steps" and b["settings"]["order"] == "policies"
+for name, digests in a["settings"]["digests"].items():
+    assert len(digests) == 4 and digests[:2] == digests[2:] and digests[0] != digests[1], name
+    assert digests[:2] == b["settings"]["digests"][name], name
+assert a["settings"]["digests"]["static"][0] != c["settings"]["digests"]["static"][0]
+EOF2
+}
+
+@test "recomputation and fp32 change memory, not what is verified" {
+    "${replay[@]}" "${small[@]}" --policy static --recompute full --json >full.json
+    "${replay[@]}" "${small[@]}" --policy static --json >none.json
+    "${replay[@]}" "${small[@]}" --policy static --type f32 --json >f32.json
+    "$python" - <<'EOF2'
+import json
+full, none, f32 = (json.load(open(f))["runs"][0] for f in ("full.json", "none.json", "f32.json"))
+assert full["peak_memory_bytes"] < none["peak_memory_bytes"] < f32["peak_memory_bytes"]
+assert full["dispatch_bytes"] > none["dispatch_bytes"] and f32["dispatch_bytes"] == 2 * none["dispatch_bytes"]
+EOF2
+}
+
+@test "a trace of counts is replayed, and said to be" {
+    "$mizan" trace synth -q --load hot-rank --ranks 4 --experts 16 --layers 2 --steps 2 --tokens 256 --top-k 2 --micro-batches 2 --kind counts \
+        -o counts.h5
+    cat >config.json <<'EOF2'
+{"model_type": "mixtral", "hidden_size": 64, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+ "num_key_value_heads": 4, "num_local_experts": 16, "num_experts_per_tok": 2, "vocab_size": 1000}
+EOF2
+    run "$mizan" replay --trace counts.h5 --model config.json --policy static -q
+    echo "$output"
+    [ "$status" -eq 0 ]
+    [[ $output == *"pairs were dealt to tokens"* ]]
+}
+
+@test "sizes for a CPU are chosen and said, unless given" {
+    run --separate-stderr "$mizan" replay --trace "$example" --model olmoe-1b-7b --policy static --steps 1 --warmup 0
+    echo "$stderr"
+    [ "$status" -eq 0 ]
+    [[ $stderr == *"sizes for a CPU: --hidden "* ]]
+}
+
+@test "a prediction must be there and be one; its digest is kept" {
+    fails 2 "nothing.h5" "${replay[@]}" "${small[@]}" --prediction nothing.h5
+    echo '{}' >empty.json
+    fails 2 "--prediction" "${replay[@]}" "${small[@]}" --prediction empty.json
+    "$mizan" sim --scope layers --trace "$example" --model olmoe-1b-7b --cluster a100-80gb:1x8 --policy static "${small[@]}" -o p.h5 >/dev/null
+    "${replay[@]}" "${small[@]}" --policy static --prediction p.h5 --json >out.json
+    grep -q '"prediction_digest": "sha256:' out.json
+}
+
+@test "bad input is one line" {
+    fails 2 "--trace is missing" "$mizan" replay
+    fails 2 "--model is missing" "$mizan" replay --trace "$example"
+    fails 2 "did you mean \"static\"?" "${replay[@]}" "${small[@]}" --policy statik
+    fails 2 "--transport pigeon" "${replay[@]}" "${small[@]}" --transport pigeon
+    fails 2 "cluster a100-80gb:1x8 has 8 ranks" "${replay[@]}" "${small[@]}" --ranks 4 --cluster a100-80gb:1x8
+    fails 2 "a replay cannot do that" "${replay[@]}" "${small[@]}" --policy ideal
+    fails 2 "a replay cannot do that" "${replay[@]}" "${small[@]}" --policy laer
+    fails 2 "nowhere/out.h5" "${replay[@]}" "${small[@]}" -o nowhere/out.h5
+    fails 2 "layers" "${replay[@]}" --layers 99
+    fails 2 "--policy" "${replay[@]}" "${small[@]}" --policy 'static,'
+    MIZAN_REPLAY_FAULT=kill:nowhere:0:0 fails 2 "not kill, hang or corrupt" "${replay[@]}" "${small[@]}"
+    only_files
+}
+
+@test "what the machine lacks is one line and exit code 3" {
+    if [ ! -e /dev/nvidia0 ]; then
+        fails 3 "--backend cuda" "${replay[@]}" "${small[@]}" --backend cuda
+        fails 3 "--transport nccl" "${replay[@]}" "${small[@]}" --transport nccl
+    fi
+    mkdir alone
+    ln "$mizan" alone/mizan 2>/dev/null || cp "$mizan" alone/mizan
+    fails 3 "needs Open MPI" env MIZAN_DATA="$root" LD_LIBRARY_PATH= alone/mizan "${replay[@]:1}" "${small[@]}" --transport mpi
+}
+
+@test "memory that is short anywhere is one line and leaves nothing" {
+    local n=1 ended=0 text
+    while [ "$n" -lt 100000 ]; do
+        run --separate-stderr env MIZAN_REPLAY_FAULT="oom:$n:0" "${replay[@]}" --hidden 64 --inter 32 --layers 1 --steps 1 --warmup 0 \
+            --policy 'lrmoe[keep=0.5]' --digest
+        [ "$status" -ne 0 ] || { ended=$n && break; }
+        text="oom:$n: exit code $status; stdout: $output; stderr: $stderr"
+        [ "$status" -eq 4 ] && [ -z "$output" ] && [[ $stderr == "mizan: replay: "*"no memory for"*"rank"* ]] &&
+            [ "$(printf '%s\n' "$stderr" | wc -l)" -eq 1 ] || { echo "$text" && false; }
+        n=$((n + (n < 40 ? 3 : 17)))
+    done
+    echo "allocations: below $ended"
+    [ "$ended" -gt 50 ]
+    only_files
+}
+
+@test "a corrupted message is caught by verification" {
+    local phase
+    for phase in dispatch combine backward_dispatch backward_combine; do
+        echo "$phase"
+        MIZAN_REPLAY_FAULT="corrupt:$phase:0:0" fails 1 "verification failed" "${replay[@]}" --hidden 64 --inter 32 --layers 1 --steps 1 \
+            --warmup 0 --policy 'lrmoe[keep=0.5]'
+    done
+}
+
+@test "an interrupt leaves the result of the completed steps" {
+    "${replay[@]}" --hidden 64 --inter 32 --layers 2 --steps 2 --repeat 2000 --policy static --json -v >out.json 2>err &
+    pid=$!
+    sleep 4
+    kill -INT $pid
+    code=0
+    wait $pid || code=$?
+    cat err
+    [ "$code" -eq 130 ]
+    "$python" -c 'import json; assert json.load(open("out.json"))["runs"][0]["steps"] >= 1'
+}
