@@ -2,7 +2,7 @@
  * of its own, which is added to the expert's sum after each call. Replicas of bf16 experts have
  * fp32 gradients. Takes nothing from the heap, so what the heap counts is the engine's own. Stands
  * in for replay/experts.c in tests of the engine alone. */
-#include "replay/experts.h"
+#include "tests/replay/fake_experts.h"
 
 #include "common/base/arena.h"
 #include "replay/data.h"
@@ -20,13 +20,14 @@ typedef struct rank_groups {
 
 struct mz_experts {
     mz_engine *e;
-    int64_t up, values; /* of an expert */
-    void **weight;      /* [layers][E] context */
-    double *sum;        /* [layers][E][values] */
-    rank_groups *rank;  /* [local] */
-    int32_t *instance;  /* [local][instances] */
-    int32_t *expert;    /* the same */
-    void **gradient;    /* [instances] of the call at hand, of local ranks */
+    int64_t up, values;  /* of an expert */
+    void **weight;       /* [layers][E] context */
+    double *sum;         /* [layers][E][values] */
+    double *of_instance; /* [layers][instances][values] of the last call */
+    rank_groups *rank;   /* [local] */
+    int32_t *instance;   /* [local][instances] */
+    int32_t *expert;     /* the same */
+    void **gradient;     /* [instances] of the call at hand, of local ranks */
 };
 
 static int64_t size_of(mz_dtype type) {
@@ -62,6 +63,8 @@ mz_code mz_experts_create(mz_engine *e, mz_experts **out, mz_err *err) {
     const size_t all = (size_t)j->layers * (size_t)j->experts;
     x->weight = mz_calloc(all, sizeof *x->weight);
     x->sum = mz_calloc(all * (size_t)x->values, sizeof *x->sum);
+    x->of_instance = mz_calloc((size_t)j->layers * (size_t)j->instances * (size_t)x->values,
+                               sizeof *x->of_instance);
     x->rank = mz_calloc((size_t)e->local, sizeof *x->rank);
     x->instance = mz_calloc((size_t)e->local * (size_t)j->instances, sizeof *x->instance);
     x->expert = mz_calloc((size_t)e->local * (size_t)j->instances, sizeof *x->expert);
@@ -92,6 +95,7 @@ void mz_experts_free(mz_experts **experts) {
         mz_kernels_free(x->e->kernels, x->weight[i]);
     free(x->weight);
     free(x->sum);
+    free(x->of_instance);
     free(x->rank);
     free(x->instance);
     free(x->expert);
@@ -192,8 +196,11 @@ mz_code mz_experts_reduce(mz_experts *x, const mz_replay_call *call, const mz_pl
             mz_kernels_copy(k, 0, MZ_COPY_OUT, value, wide, 4 * (size_t)x->values);
             mz_kernels_sync(k, 0);
             double *sum = x->sum + (call->layer * plan->experts + e) * x->values;
-            for (int64_t j = 0; j < x->values; j++)
+            double *own = x->of_instance + (call->layer * x->e->job.instances + i) * x->values;
+            for (int64_t j = 0; j < x->values; j++) {
+                own[j] = value[j];
                 sum[j] += value[j];
+            }
         }
     mz_kernels_free(k, wide);
     free(value);
@@ -216,4 +223,8 @@ mz_code mz_experts_read(mz_experts *x, int32_t layer, int32_t expert, bool gradi
     for (int64_t j = 0; j < x->values; j++)
         value[j] = (float)sum[j];
     return MZ_OK;
+}
+
+const double *fake_instance_gradient(const mz_experts *x, int32_t layer, int32_t instance) {
+    return x->of_instance + (layer * x->e->job.instances + instance) * x->values;
 }

@@ -1,6 +1,7 @@
 #include "tests/replay/scene.h"
 
 #include "replay/data.h"
+#include "tests/harness.h"
 
 #include <math.h>
 
@@ -180,6 +181,34 @@ void scene_close(scene *s) {
     free(s->token_pairs);
 }
 
+/* ---- machine ------------------------------------------------------------------------------------
+ */
+
+void machine_open(machine *m, const scene *s, int threads) {
+    *m = (machine){0};
+    const mz_kernels_options options = {
+        .backend = MZ_BACKEND_HOST, .threads = threads, .streams = 1};
+    char why[256];
+    if (mz_kernels_open(&options, &m->kernels, why, sizeof why) != MZ_K_OK)
+        fail_msg("%s", why);
+    const mz_transport_options local = {.name = "local", .ranks = s->o.ranks, .timeout_s = 30};
+    assert_ok(mz_transport_open(&local, &m->transport, &m->err), &m->err);
+    assert_ok(mz_transport_attach(m->transport, m->kernels, &m->err), &m->err);
+    assert_ok(mz_heap_create(m->kernels, 0, s->o.ranks, &m->heap, &m->err), &m->err);
+}
+
+void machine_engine(machine *m, const scene *s) {
+    assert_ok(mz_engine_create(&s->job, m->kernels, m->transport, m->heap, &m->engine, &m->err),
+              &m->err);
+}
+
+void machine_close(machine *m) {
+    mz_engine_free(&m->engine);
+    mz_heap_free(&m->heap);
+    mz_transport_close(&m->transport);
+    mz_kernels_close(&m->kernels);
+}
+
 /* ---- running ------------------------------------------------------------------------------------
  */
 
@@ -317,7 +346,7 @@ static double score_of(int kind, double w, double g2, double x2, double h2) {
 }
 
 static void token_reference(scene *s, int32_t l, int32_t rank, int64_t t, int64_t pair,
-                            pair_work *k) {
+                            int32_t instance, pair_work *k) {
     const int64_t H = s->o.hidden, I = s->o.intermediate, row = s->token_begin[rank] + t;
     scene_call *at = &s->at[l];
     double *x = calloc((size_t)(3 * H), sizeof *x), *g = x + H, *dy = g + H;
@@ -327,7 +356,7 @@ static void token_reference(scene *s, int32_t l, int32_t rank, int64_t t, int64_
         const int32_t e = s->expert[l][p];
         const double *w = s->weight[l * s->o.experts + e];
         const double gate = mz_data_weight(&s->job, &at->call, p);
-        if (!at->computed[p])
+        if (!at->computed[p] || (instance >= 0 && scene_instance(s, l, rank, p) != instance))
             continue;
         double *out = at->out + p * H;
         expert_forward(s, w, x, k, out);
@@ -347,13 +376,22 @@ static void token_reference(scene *s, int32_t l, int32_t rank, int64_t t, int64_
 }
 
 void scene_reference(scene *s, int32_t l) {
+    scene_reference_of(s, l, -1);
+}
+
+void scene_reference_of(scene *s, int32_t l, int32_t instance) {
     const int64_t I = s->o.intermediate;
+    scene_call *at = &s->at[l];
+    const size_t rows = sizeof(double) * (size_t)(at->call.pairs.tokens * s->o.hidden);
+    memset(at->y, 0, rows);
+    memset(at->dx, 0, rows);
+    memset(at->dweight, 0, sizeof(double) * (size_t)at->call.pairs.pairs);
     double *room = calloc((size_t)(6 * I), sizeof *room);
     pair_work k = {room, room + I, room + 2 * I, room + 3 * I, room + 4 * I, room + 5 * I};
     int64_t pair = 0;
     for (int32_t r = 0; r < s->o.ranks; r++)
         for (int64_t t = 0; t < s->token_begin[r + 1] - s->token_begin[r]; t++) {
-            token_reference(s, l, r, t, pair, &k);
+            token_reference(s, l, r, t, pair, instance, &k);
             pair += s->token_pairs[s->token_begin[r] + t];
         }
     free(room);

@@ -47,6 +47,18 @@ typedef struct scene {
 
 void scene_open(scene *s, const scene_options *o, uint64_t seed);
 void scene_close(scene *s);
+/* What an engine runs on, in one process. */
+typedef struct machine {
+    mz_kernels *kernels;
+    mz_transport *transport;
+    mz_heap *heap;
+    mz_engine *engine;
+    mz_err err;
+} machine;
+void machine_open(machine *m, const scene *s, int threads);
+void machine_engine(machine *m, const scene *s);
+void machine_close(machine *m);
+
 /* Keeps y, dx, kept pairs of what it sees in the scene; self is an mz_kernels and the scene. */
 typedef struct scene_watcher {
     scene *s;
@@ -55,8 +67,10 @@ typedef struct scene_watcher {
 mz_code scene_watch(void *self, const mz_engine_seen *seen, mz_err *err);
 /* Forward through the layers and backward with an engine. */
 mz_code scene_run(scene *s, mz_engine *engine, mz_err *err);
-/* Reference of a layer with the kept pairs that the engine chose. */
+/* Reference of a layer with the kept pairs that the engine chose. Gradients of weights are added to
+ * those of earlier calls; of one instance's pairs alone where `instance` is not -1. */
 void scene_reference(scene *s, int32_t layer);
+void scene_reference_of(scene *s, int32_t layer, int32_t instance);
 /* Instance that a pair is computed on in forward by the rule of README: entries in order. */
 int32_t scene_instance(const scene *s, int32_t layer, int32_t rank, int64_t pair);
 int32_t scene_expert(const scene *s, int32_t layer, int64_t pair);

@@ -7,39 +7,6 @@
 
 #include <math.h>
 
-typedef struct machine {
-    mz_kernels *kernels;
-    mz_transport *transport;
-    mz_heap *heap;
-    mz_engine *engine;
-    mz_err err;
-} machine;
-
-static void machine_open(machine *m, scene *s, int threads) {
-    *m = (machine){0};
-    const mz_kernels_options options = {
-        .backend = MZ_BACKEND_HOST, .threads = threads, .streams = 1};
-    char why[256];
-    if (mz_kernels_open(&options, &m->kernels, why, sizeof why) != MZ_K_OK)
-        fail_msg("%s", why);
-    const mz_transport_options local = {.name = "local", .ranks = s->o.ranks, .timeout_s = 30};
-    assert_ok(mz_transport_open(&local, &m->transport, &m->err), &m->err);
-    assert_ok(mz_transport_attach(m->transport, m->kernels, &m->err), &m->err);
-    assert_ok(mz_heap_create(m->kernels, 0, s->o.ranks, &m->heap, &m->err), &m->err);
-}
-
-static void machine_engine(machine *m, scene *s) {
-    assert_ok(mz_engine_create(&s->job, m->kernels, m->transport, m->heap, &m->engine, &m->err),
-              &m->err);
-}
-
-static void machine_close(machine *m) {
-    mz_engine_free(&m->engine);
-    mz_heap_free(&m->heap);
-    mz_transport_close(&m->transport);
-    mz_kernels_close(&m->kernels);
-}
-
 /* ---- comparisons --------------------------------------------------------------------------------
  */
 
@@ -300,6 +267,38 @@ static void shapes(void **state) {
     }
 }
 
+/* Gradients of weights add up over micro-batches, whose rows differ. */
+static void micro_batches(void **state) {
+    static const char *const some[] = {"static", "ultraep[slots=4,u_min=1]", "lrmoe[keep=0.5]",
+                                       "symi[cf=0.9]", "capacity[cf=0.8]"};
+    for (int i = 0; i < COUNT_OF(some); i++) {
+        scene s;
+        machine m;
+        const scene_options o = scene_usual(some[i], MZ_F32);
+        scene_open(&s, &o, (uint64_t)(200 + i));
+        machine_open(&m, &s, 1);
+        machine_engine(&m, &s);
+        scene_watcher watcher = {&s, m.kernels};
+        mz_engine_set_watch(m.engine, scene_watch, &watcher);
+        assert_ok(mz_engine_begin_step(m.engine, 0, &m.err), &m.err);
+        for (int b = 0; b < 2; b++) {
+            for (int32_t l = 0; l < SCENE_LAYERS; l++) {
+                s.at[l].call.micro_batch = b;
+                assert_ok(mz_engine_forward(m.engine, &s.at[l].call, s.at[l].plan, &m.err), &m.err);
+            }
+            for (int32_t l = SCENE_LAYERS - 1; l >= 0; l--) {
+                assert_ok(mz_engine_backward(m.engine, &s.at[l].call, s.at[l].plan, b == 1, &m.err),
+                          &m.err);
+                scene_reference(&s, l);
+            }
+        }
+        for (int32_t l = 0; l < SCENE_LAYERS; l++)
+            check_values(&m, &s, l);
+        machine_close(&m);
+        scene_close(&s);
+    }
+}
+
 static void one_rank(void **state) {
     static const char *const some[] = {"static", "lrmoe[keep=0.5]",
                                        "lrmoe[keep=0.5,activations=resend]", "capacity[cf=0.8]"};
@@ -486,6 +485,7 @@ int main(void) {
         cmocka_unit_test(every_score),
         cmocka_unit_test(over_all_sources),
         cmocka_unit_test(shapes),
+        cmocka_unit_test(micro_batches),
         cmocka_unit_test(one_rank),
         cmocka_unit_test(chunks_and_shards_are_refused),
         cmocka_unit_test(wrong_counts_are_told),

@@ -176,41 +176,29 @@ static int64_t peak_of(const scene *s, int32_t rank) {
 
 static void check(const char *policy, mz_dtype type, bool recompute, uint64_t seed) {
     scene s;
-    mz_kernels *kernels;
-    mz_transport *transport;
-    mz_heap *heap;
-    mz_engine *engine;
-    mz_err err;
+    machine m;
     scene_options o = scene_usual(policy, type);
     o.hidden = 96;
     o.intermediate = 56;
     o.recompute = recompute;
     scene_open(&s, &o, seed);
-    const mz_kernels_options host = {.backend = MZ_BACKEND_HOST, .threads = 1, .streams = 1};
-    assert_int_equal(mz_kernels_open(&host, &kernels, NULL, 0), MZ_K_OK);
-    const mz_transport_options local = {.name = "local", .ranks = o.ranks, .timeout_s = 30};
-    assert_ok(mz_transport_open(&local, &transport, &err), &err);
-    assert_ok(mz_transport_attach(transport, kernels, &err), &err);
-    assert_ok(mz_heap_create(kernels, 0, o.ranks, &heap, &err), &err);
-    assert_ok(mz_engine_create(&s.job, kernels, transport, heap, &engine, &err), &err);
-    scene_watcher watcher = {&s, kernels};
-    mz_engine_set_watch(engine, scene_watch, &watcher);
+    machine_open(&m, &s, 1);
+    machine_engine(&m, &s);
+    scene_watcher watcher = {&s, m.kernels};
+    mz_engine_set_watch(m.engine, scene_watch, &watcher);
     enum { STEPS = 3 };
     for (int step = 0; step < STEPS; step++) {
-        const int64_t reserved = mz_heap_reserved(heap);
-        assert_ok(scene_run(&s, engine, &err), &err);
-        assert_true(step + 1 < STEPS || mz_heap_reserved(heap) == reserved);
+        const int64_t reserved = mz_heap_reserved(m.heap);
+        assert_ok(scene_run(&s, m.engine, &m.err), &m.err);
+        assert_true(step + 1 < STEPS || mz_heap_reserved(m.heap) == reserved);
         for (int32_t r = 0; r < o.ranks; r++) {
-            if (mz_heap_of(heap, r)->peak != peak_of(&s, r))
+            if (mz_heap_of(m.heap, r)->peak != peak_of(&s, r))
                 fail_msg("%s: rank %d: %lld bytes at most, %lld by hand", policy, r,
-                         (long long)mz_heap_of(heap, r)->peak, (long long)peak_of(&s, r));
-            assert_int_equal(mz_heap_of(heap, r)->total, 0);
+                         (long long)mz_heap_of(m.heap, r)->peak, (long long)peak_of(&s, r));
+            assert_int_equal(mz_heap_of(m.heap, r)->total, 0);
         }
     }
-    mz_engine_free(&engine);
-    mz_heap_free(&heap);
-    mz_transport_close(&transport);
-    mz_kernels_close(&kernels);
+    machine_close(&m);
     scene_close(&s);
 }
 
