@@ -7,7 +7,8 @@
  *
  * A phase's time is its busy time summed over ranks and layers, so that a machine which runs its
  * ranks one after another spends it all; planning, which stands at every rank of a process, counts
- * once per process. Memory of a category is the most on any rank. */
+ * once per process. Waiting (launch_wait) is shown and is no work: it is in no share, layer or
+ * rank. Memory of a category is the most on any rank. */
 #ifndef MIZAN_ANALYSIS_CHECK_H
 #define MIZAN_ANALYSIS_CHECK_H
 
@@ -42,7 +43,7 @@ typedef struct check_policy {
     double noise;     /* of repetition; NaN: too few records */
     bool repeated;    /* noise is of two runs, else of the halves of one */
     check_value phase[MZ_PHASES];
-    double share[MZ_PHASES]; /* of the measured time of all phases */
+    double share[MZ_PHASES]; /* of the measured time of all phases but launch_wait */
     int32_t layers, ranks;
     check_value *layer; /* [layers] the last: of the whole step */
     check_value *rank;  /* [ranks] */

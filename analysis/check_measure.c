@@ -104,13 +104,13 @@ static double phase_time(const check_policy *p, const mz_run_file *run, int64_t 
     return phase == MZ_PHASE_PLANNER ? sum / (double)p->ranks_each : sum;
 }
 
-/* All phases of one layer and rank; without planning, which no rank does alone. */
+/* Busy time of one layer and rank: without planning, which no rank does alone, and waiting. */
 static double cell_time(const check_policy *p, const mz_run_file *run, int64_t record,
                         int64_t cell) {
     const double *phase = cell_at(run, record, cell / run->ranks, cell % run->ranks);
     double sum = 0;
     for (int k = 0; k < MZ_PHASES; k++)
-        sum += k == MZ_PHASE_PLANNER ? 0 : phase[k];
+        sum += k == MZ_PHASE_PLANNER || k == MZ_PHASE_LAUNCH_WAIT ? 0 : phase[k];
     return sum;
 }
 
@@ -251,10 +251,10 @@ static mz_code measure_policy(check_result *r, check_policy *p, mz_err *err) {
     p->step = compare(r, p, step_time, 0, value);
     for (int k = 0; k < MZ_PHASES; k++) {
         p->phase[k] = compare(r, p, phase_time, k, value);
-        all += p->phase[k].measured;
+        all += k == MZ_PHASE_LAUNCH_WAIT ? 0 : p->phase[k].measured;
     }
     for (int k = 0; k < MZ_PHASES; k++)
-        p->share[k] = all > 0 ? p->phase[k].measured / all : 0;
+        p->share[k] = all > 0 && k != MZ_PHASE_LAUNCH_WAIT ? p->phase[k].measured / all : 0;
     note_memory(r, p);
     const mz_code code = note_ratios(r, p, err);
     return code == MZ_OK ? note_places(r, p, value, err) : code;

@@ -205,9 +205,13 @@ static void backward_call(rank_timeline *t, layer_call in) {
 /* ---- the step ----------------------------------------------------------------------------------
  */
 
-/* A cut optimizer holds a layer's fresh weights in the parts that it updates. */
+/* Norms of the gradient rows of one matrix kind of a layer; a cut optimizer holds a layer's fresh
+ * weights in the parts that it updates. */
 static int64_t update_bytes(const mz_step *s) {
-    return s->traits.sharded_optimizer ? s->sizes.expert_layer[0] : s->sizes.temporaries;
+    const mz_model *m = s->model;
+    const int64_t most =
+        m->hidden > 2 * m->expert_intermediate ? m->hidden : 2 * m->expert_intermediate;
+    return s->traits.sharded_optimizer ? s->sizes.expert_layer[0] : NUMBER * s->mains * most;
 }
 
 void layers_timeline(rank_timeline *t) {

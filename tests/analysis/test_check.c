@@ -20,6 +20,7 @@ typedef struct made_run {
     int64_t peak, buffers;
     double imbalance, most; /* mean, max */
     int64_t bytes;          /* of dispatch */
+    double wait;            /* of each rank, ms */
 } made_run;
 
 typedef struct made {
@@ -44,6 +45,7 @@ static void fill_record(const made_run *in, int64_t ordinal, double factor, doub
         layer[MZ_PHASE_EXPERTS] = (10 + 2 * (double)ordinal) * in->scale * factor * 1e-3;
         layer[MZ_PHASE_DISPATCH] = 4 * in->scale * in->dispatch * factor * 1e-3;
         whole[MZ_PHASE_OPTIMIZER] = in->scale * factor * 1e-3;
+        whole[MZ_PHASE_LAUNCH_WAIT] = in->wait * 1e-3;
         *step += layer[MZ_PHASE_EXPERTS] + layer[MZ_PHASE_DISPATCH] + whole[MZ_PHASE_OPTIMIZER];
     }
 }
@@ -256,6 +258,20 @@ static void simple_rules(void **state) {
     /* 2000 pairs x 64 x 32 x 18 FLOPs at 1e12 a second, a megabyte at 1e9 */
     assert_near(c.result.rule[3].value[0], 73.728e-6);
     assert_near(c.result.rule[3].value[1], 1073.728e-6);
+    done(&c);
+}
+
+/* Waiting is no work: however long, it is in no target, layer or rank. */
+static void waiting(void **state) {
+    made m = measurement_of(&plain);
+    m.run[0].wait = 50;
+    checked c = check(&plain, &m);
+    const check_policy *a = &c.result.policy[0];
+    assert_missed(&c.result, NULL, 0);
+    assert_near(a->phase[MZ_PHASE_LAUNCH_WAIT].measured, 100e-3);
+    assert_near(a->share[MZ_PHASE_EXPERTS], 22 / 32.5);
+    assert_true(a->share[MZ_PHASE_LAUNCH_WAIT] == 0 && a->layer[1].error == 0);
+    assert_near(a->rank[0].measured, 16e-3);
     done(&c);
 }
 
@@ -498,13 +514,13 @@ static void output(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(perfect),       cmocka_unit_test(one_phase_off),
-        cmocka_unit_test(order_swapped), cmocka_unit_test(simple_rules),
-        cmocka_unit_test(noisy),         cmocka_unit_test(memory_off),
-        cmocka_unit_test(few_records),   cmocka_unit_test(not_fixed_before),
-        cmocka_unit_test(other_files),   cmocka_unit_test(intervals),
-        cmocka_unit_test(tags),          cmocka_unit_test(itself),
-        cmocka_unit_test(output),
+        cmocka_unit_test(perfect),          cmocka_unit_test(one_phase_off),
+        cmocka_unit_test(order_swapped),    cmocka_unit_test(simple_rules),
+        cmocka_unit_test(waiting),          cmocka_unit_test(noisy),
+        cmocka_unit_test(memory_off),       cmocka_unit_test(few_records),
+        cmocka_unit_test(not_fixed_before), cmocka_unit_test(other_files),
+        cmocka_unit_test(intervals),        cmocka_unit_test(tags),
+        cmocka_unit_test(itself),           cmocka_unit_test(output),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
