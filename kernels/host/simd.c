@@ -164,7 +164,7 @@ INLINE void combine_of(const mz_row_sum *r, mz_dtype type, mz_way way) {
     int64_t i = 0;
     for (; i + 2 * SUMS <= r->n; i += 2 * SUMS) {
         for (int64_t k = 0; k < r->next_rows; k++)
-            __builtin_prefetch((const char *)r->next[k] + (size_t)i * size);
+            __builtin_prefetch((const char *)r->next[k] + (size_t)i * size, 0, 2);
         combine16(r, type, i, SUMS, way);
         combine16(r, type, i + SUMS, SUMS, way);
     }
@@ -187,6 +187,13 @@ static void combine(const mz_row_sum *r) {
 /* ---- SwiGLU -------------------------------------------------------------------------------------
  */
 
+/* The line of column i of the row that begins `ahead` bytes further on, where a line begins. */
+INLINE void fetch(mz_dtype type, const void *row, int64_t ahead, int64_t i) {
+    const int64_t at = ahead + i * (type == MZ_BF16 ? 2 : 4);
+    if (at % LINE == 0)
+        __builtin_prefetch((const void *)((uintptr_t)row + (uintptr_t)at));
+}
+
 INLINE lanes sigmoid_of(mz_dtype type, lanes x) {
     return type == MZ_BF16 ? sigmoid_bf16(x) : sigmoid_f32(x);
 }
@@ -205,10 +212,14 @@ INLINE void swiglu16(sums *sum, mz_dtype type, void *h, const void *u, const voi
 
 INLINE float swiglu_of(mz_dtype type, void *h, const void *u, const void *v, int64_t n,
                        mz_way way) {
+    const int64_t next = 2 * n * (type == MZ_BF16 ? 2 : 4); /* bytes */
     sums sum = {0};
     int64_t i = 0;
-    for (; i + SUMS <= n; i += SUMS)
+    for (; i + SUMS <= n; i += SUMS) {
+        fetch(type, u, next, i); /* of the next row */
+        fetch(type, v, next, i);
         swiglu16(&sum, type, h, u, v, i, SUMS, way);
+    }
     if (i < n)
         swiglu16(&sum, type, h, u, v, i, n - i, CACHED);
     return total(&sum);
@@ -244,11 +255,16 @@ INLINE void swiglu_back16(sums *sum, const mz_swiglu_row *r, mz_dtype type, floa
 
 INLINE float swiglu_back_of(const mz_swiglu_row row, mz_dtype type, mz_way way) {
     const int64_t n = row.n;
+    const int64_t next = 2 * n * (type == MZ_BF16 ? 2 : 4); /* bytes */
     const float factor = factor_of(row.factor);
     sums sum = {0};
     int64_t i = 0;
-    for (; i + SUMS <= n; i += SUMS)
+    for (; i + SUMS <= n; i += SUMS) {
+        fetch(type, row.u, next, i); /* of the next row */
+        fetch(type, row.v, next, i);
+        fetch(type, row.dh, next / 2, i);
         swiglu_back16(&sum, &row, type, factor, i, SUMS, way);
+    }
     if (i < n)
         swiglu_back16(&sum, &row, type, factor, i, n - i, CACHED);
     return total(&sum);
