@@ -21,7 +21,7 @@ mz_code mz_jsonl_next(mz_jsonl *in, mz_err *err) {
         mz_code code = mz_input_line(in->input, &line, &length, err);
         if (code || !line)
             return code;
-    } while (line[strspn(line, " \t\r")] == '\0');
+    } while (strspn(line, " \t\r") == length);
     json_t *value = json_loadb(line, length, JSON_REJECT_DUPLICATES, &fault);
     if (!value)
         return mz_jsonl_fail(in, err, "column %d: no valid JSON (truncated or torn line?): %.200s",

@@ -211,8 +211,12 @@ static mz_code open_stream(mz_input *in, mz_err *err) {
     if (!code)
         code = start_decoder(in, err);
     if (!code)
+        code = fill(in, 3, err);
+    if (!code && in->end - in->begin >= 3 && memcmp(in->data + in->begin, "\xef\xbb\xbf", 3) == 0)
+        in->begin += 3;
+    if (!code)
         code = fill(in, 1, err);
-    if (!code && in->end == 0)
+    if (!code && in->end == in->begin)
         code = mz_fail(err, MZ_EINPUT, "%s: is empty", in->path);
     return code;
 }

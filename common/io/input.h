@@ -9,7 +9,8 @@
 
 typedef struct mz_input mz_input;
 
-/* "-" is standard input. Directories, missing and empty files: MZ_EINPUT. */
+/* "-" is standard input. Directories, missing and empty files: MZ_EINPUT. A UTF-8 byte order mark
+ * at the beginning is passed over. */
 mz_code mz_input_open(const char *path, mz_input **input, mz_err *err);
 /* Up to `size` bytes; *got < size only at the end. A truncated or damaged stream: MZ_EINPUT. */
 mz_code mz_input_read(mz_input *input, void *data, size_t size, size_t *got, mz_err *err);

@@ -11,3 +11,7 @@ table() { "$python" -B "$root/tests/traces/$1.py" "$(realpath "$mizan")" "${@:2}
 @test "every importer refuses every kind of bad file with one clear line" { table import_faults; }
 
 @test "files of missing ranks are named, files of ranks given twice refused" { table import_ranks; }
+
+@test "hostile and unusual values come out right or are refused with one clear line" { table import_values; }
+
+@test "a log beyond what is held in memory is sorted in parts" { table import_large; }

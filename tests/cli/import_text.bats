@@ -476,7 +476,7 @@ with open("large.json", "w") as f:
         f.write("1," * 524288)
     f.write("1]]}")'
     for importer in sglang-json routed-json gpt-oss-json; do
-        fails 2 "JSON of more than 256 MiB" "$mizan" trace import -q -f "$importer" --force large.json --experts 8 --top-k 2 \
+        fails 2 "more than 64 MiB in one" "$mizan" trace import -q -f "$importer" --force large.json --experts 8 --top-k 2 \
             --phase decode -o out.h5
     done
     fails 2 "longer than 64 MiB" "$mizan" trace import -q -f nf4-jsonl --force large.json --phase decode -o out.h5

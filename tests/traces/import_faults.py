@@ -70,7 +70,7 @@ CELLS = {
         "another format": other("router-logits", "not an integer array [tokens, layers, top_k]"),
     },
     "gpt-oss-json": {
-        "truncated": Bad(cut("prints.json", -30), "prints.json:1:", "not valid JSON", "truncated"),
+        "truncated": Bad(cut("prints.json", -30), "ends within router_data[2]", "truncated"),
         "wrong type": Bad(whole("prints.json", put("router_data", 1, "token_6", "layer_1", "selected_experts", 0, "a")),
                           "router_data[1].token_6.layer_1", "selected_experts[0]", "is not a whole number"),
         "id out of range": Bad(whole("prints.json", put("router_data", 1, "token_6", "layer_1", "selected_experts", 0, 8)),
@@ -109,7 +109,7 @@ CELLS = {
         "another format": other("megatron-route", 'no member "iter"'),
     },
     "sglang-json": {
-        "truncated": Bad(cut("counts.json", -8), "counts.json:1:", "not valid JSON", "truncated"),
+        "truncated": Bad(cut("counts.json", -8), "ends within logical_count[1]", "truncated"),
         "wrong type": Bad(whole("counts.json", put("logical_count", 1, 0, 2, "4")), "logical_count[1][0]: entry 2",
                           "is not a count"),
         "id out of range": POSITIONS,

@@ -313,9 +313,11 @@ static mz_code write_layer(const mz_counts_step *counts, const mz_trace_facts *f
         if (!code && layer > 0 && tokens != held[rank])
             code = mz_fail(err, MZ_EINPUT, "%lld tokens, but %lld in layer 0", (long long)tokens,
                            (long long)held[rank]);
-        if (code)
-            return mz_err_prefix(err, "step %lld, layer %d, rank %d, micro-batch %d",
-                                 (long long)counts->step, layer, rank, batch);
+        if (code) {
+            mz_err_prefix(err, "step %lld, layer %d, rank %d, micro-batch %d",
+                          (long long)counts->step, layer, rank, batch);
+            return counts->path ? mz_err_prefix(err, "%s", counts->path[rank]) : code;
+        }
         held[rank] = tokens;
         mz_trace_call_data call = {.step = counts->step,
                                    .micro_batch = batch,

@@ -94,6 +94,7 @@ typedef struct mz_counts_step {
     int32_t micro_batches;
     const int64_t *count;
     int64_t batch_stride, layer_stride, rank_stride;
+    const char *const *path; /* a file of each rank, named by messages; may be NULL */
 } mz_counts_step;
 
 /* Writes the calls of one step; tokens of a call are its pairs over top-k. MZ_EINPUT: a row is not

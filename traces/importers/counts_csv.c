@@ -6,8 +6,9 @@
  *
  * Shares need --tokens: they become counts whose sum is exact (largest remainders). Shares that sum
  * to 1 are of pairs, to top-k of tokens. Domains are micro-batches, steps without a step column
- * none. One source rank. The whole table is held in memory. */
+ * none. One source rank. Rows are sorted; memory is that of the sorting and one step. */
 #include "traces/importers/gather.h"
+#include "traces/importers/spill.h"
 #include "traces/importers/table.h"
 
 #include "common/base/arena.h"
@@ -38,12 +39,17 @@ typedef struct csv_import {
     mz_domains domains;
     csv_run run[MAX_RUNS]; /* the different ones that match */
     int runs;
-    csv_row *row;
-    size_t rows, room;
+    mz_spill rows;
+    int64_t last_epoch, highest_step; /* so far, in the order of the file */
+    bool anew;                        /* steps start anew in an epoch */
+    csv_row *call;                    /* rows of one call, in order */
+    size_t calls, room;
     bool shares;
     mz_trace_facts facts;
     mz_gather gather;
-    double *rest; /* remainders of one call's shares */
+    double *rest;   /* remainders of one call's shares */
+    int64_t *count; /* of one call */
+    mz_trace_writer *writer;
     mz_import_report *report;
 } csv_import;
 
@@ -138,7 +144,7 @@ static mz_code note_run(csv_import *in, mz_err *err) {
     return MZ_OK;
 }
 
-static mz_code read_row(csv_import *in, mz_err *err) {
+static mz_code read_row(csv_import *in, csv_row *out, mz_err *err) {
     csv_row row = {.line = mz_input_line_number(in->csv.input), .domain = 0};
     mz_code code = note_run(in, err);
     if (!code && in->step >= 0)
@@ -157,15 +163,16 @@ static mz_code read_row(csv_import *in, mz_err *err) {
         return code;
     if (row.domain < 0)
         return line_fault(in, err, in->domain, "one of the first 1024 domains");
-    if (!mz_grow((void **)&in->row, &in->room, in->rows + 1, sizeof *in->row))
-        return mz_fail_nomem(err, "rows of the table");
-    in->row[in->rows++] = row;
+    *out = row;
     return MZ_OK;
 }
 
-static mz_code read_rows(csv_import *in, mz_err *err) {
+/* Hands every row that the user chose to `take`. */
+static mz_code read_rows(csv_import *in, mz_code (*take)(csv_import *, csv_row *, mz_err *),
+                         mz_err *err) {
     for (;;) {
         bool end;
+        csv_row row;
         const char *model = in->options->model_name, *kind = in->options->method;
         mz_code code = mz_csv_next(&in->csv, &end, err);
         if (code || end)
@@ -173,10 +180,30 @@ static mz_code read_rows(csv_import *in, mz_err *err) {
         if ((model && in->model >= 0 && strcmp(in->csv.field[in->model], model) != 0) ||
             (kind && in->kind >= 0 && strcmp(in->csv.field[in->kind], kind) != 0))
             continue;
-        code = read_row(in, err);
+        code = read_row(in, &row, err);
+        if (!code)
+            code = take(in, &row, err);
+        if (!code)
+            code = mz_import_stopped(in->app, err);
         if (code)
             return code;
     }
+}
+
+/* Whether steps start anew in every epoch. */
+static mz_code look_epoch(csv_import *in, csv_row *row, mz_err *err) {
+    (void)err;
+    in->anew = in->anew || (row->epoch > in->last_epoch && row->step <= in->highest_step);
+    in->highest_step = row->step > in->highest_step ? row->step : in->highest_step;
+    in->last_epoch = row->epoch > in->last_epoch ? row->epoch : in->last_epoch;
+    return MZ_OK;
+}
+
+static mz_code take_row(csv_import *in, csv_row *row, mz_err *err) {
+    if (in->anew)
+        row->step += row->epoch * (in->highest_step + 1);
+    mz_code code = mz_labels_add(&in->gather.label, row->layer, err);
+    return code ? code : mz_spill_add(&in->rows, row, err);
 }
 
 static mz_code one_run(const csv_import *in, const char *path, mz_err *err) {
@@ -209,62 +236,69 @@ static int by_call(const void *a, const void *b) {
     return (x->expert > y->expert) - (x->expert < y->expert);
 }
 
-/* Steps that start anew in every epoch are numbered on. */
-static void join_epochs(csv_import *in) {
-    int64_t last = 0, epoch = 0, highest = 0;
-    bool anew = false;
-    for (size_t i = 0; i < in->rows; i++) {
-        const csv_row *row = &in->row[i];
-        anew = anew || (row->epoch > epoch && row->step <= last);
-        highest = row->step > highest ? row->step : highest;
-        epoch = row->epoch > epoch ? row->epoch : epoch;
-        last = row->step > last ? row->step : last;
+/* The rows of the next call to in->call; none: in->calls is 0. `ahead` is the row behind them. */
+static mz_code next_call(csv_import *in, const void **ahead, mz_err *err) {
+    mz_code code = MZ_OK;
+    in->calls = 0;
+    while (*ahead && !code) {
+        const csv_row *row = *ahead, *first = in->call;
+        if (in->calls > 0 && (row->step != first->step || row->domain != first->domain ||
+                              row->layer != first->layer))
+            return MZ_OK;
+        if (!mz_grow((void **)&in->call, &in->room, in->calls + 1, sizeof *in->call))
+            return mz_fail_nomem(err, "rows of the table");
+        in->call[in->calls++] = *row;
+        if (in->calls > MZ_EXPERTS_MAX) /* more than there are experts: one of them twice */
+            return MZ_OK;
+        code = mz_spill_next(&in->rows, ahead, err);
     }
-    for (size_t i = 0; i < in->rows && anew; i++)
-        in->row[i].step += in->row[i].epoch * (highest + 1);
-    if (anew)
-        mz_import_note(&in->facts, "step=epoch x %lld + step", (long long)(highest + 1));
+    return code;
 }
 
-/* Index behind the rows of the call that begins at `first`. */
-static size_t call_end(const csv_import *in, size_t first) {
-    const csv_row *row = &in->row[first];
-    size_t end = first + 1;
-    while (end < in->rows && in->row[end].step == row->step && in->row[end].domain == row->domain &&
-           in->row[end].layer == row->layer)
-        end++;
-    return end;
+static mz_code first_call(csv_import *in, const void **ahead, mz_err *err) {
+    mz_code code = mz_spill_rewind(&in->rows, err);
+    if (!code)
+        code = mz_spill_next(&in->rows, ahead, err);
+    return code ? code : next_call(in, ahead, err);
+}
+
+/* Checks the rows of a call; *highest expert so far. */
+static mz_code check_call(csv_import *in, const char *path, int64_t *highest, mz_err *err) {
+    int64_t experts = in->options->experts;
+    for (size_t j = 0; j < in->calls; j++) {
+        const csv_row *row = &in->call[j];
+        if (j > 0 && by_call(&row[-1], row) == 0)
+            return mz_fail(err, MZ_EINPUT,
+                           "%s: line %lld: expert %lld of layer %lld a second time in this step",
+                           path, (long long)row->line, (long long)row->expert,
+                           (long long)row->layer);
+        *highest = row->expert > *highest ? row->expert : *highest;
+        if (experts > 0 && row->expert >= experts)
+            return mz_fail(err, MZ_EINPUT, "%s: line %lld: expert %lld, but --experts %lld", path,
+                           (long long)row->line, (long long)row->expert, (long long)experts);
+    }
+    return MZ_OK;
 }
 
 /* Experts from --experts, or where every call lists all of them. */
 static mz_code take_experts(csv_import *in, const char *path, mz_err *err) {
     int64_t experts = in->options->experts, highest = 0;
-    bool whole = true;
-    for (size_t i = 0, end; i < in->rows; i = end) {
-        end = call_end(in, i);
-        for (size_t j = i; j < end; j++) {
-            if (j > i && by_call(&in->row[j - 1], &in->row[j]) == 0)
-                return mz_fail(
-                    err, MZ_EINPUT,
-                    "%s: line %lld: expert %lld of layer %lld a second time in this step", path,
-                    (long long)in->row[j].line, (long long)in->row[j].expert,
-                    (long long)in->row[j].layer);
-            highest = in->row[j].expert > highest ? in->row[j].expert : highest;
-            if (experts > 0 && in->row[j].expert >= experts)
-                return mz_fail(err, MZ_EINPUT, "%s: line %lld: expert %lld, but --experts %lld",
-                               path, (long long)in->row[j].line, (long long)in->row[j].expert,
-                               (long long)experts);
-        }
+    size_t fewest = SIZE_MAX;
+    const void *ahead = NULL;
+    mz_code code = first_call(in, &ahead, err);
+    while (in->calls > 0 && !code) {
+        code = check_call(in, path, &highest, err);
+        fewest = in->calls < fewest ? in->calls : fewest;
+        if (!code)
+            code = next_call(in, &ahead, err);
     }
-    for (size_t i = 0; i < in->rows; i = call_end(in, i))
-        whole = whole && call_end(in, i) - i == (size_t)highest + 1;
-    if (experts <= 0 && !whole)
+    if (!code && experts <= 0 && fewest != (size_t)highest + 1)
         return mz_fail(err, MZ_EINPUT,
                        "%s: not every layer lists every expert, so their number is not in the "
                        "file: pass --experts N",
                        path);
     in->facts.experts = (int32_t)(experts > 0 ? experts : highest + 1);
-    return MZ_OK;
+    return code;
 }
 
 /* token_distr may hold either: whole numbers that sum to more than top-k are counts. */
@@ -273,23 +307,21 @@ static bool holds_shares(const csv_import *in) {
     if (strcmp(name, "token_distr") != 0)
         return strcmp(name, "prob") == 0;
     double sum = 0;
-    for (size_t i = 0, end = call_end(in, 0); i < end; i++) {
-        if (in->row[i].value != floor(in->row[i].value))
+    for (size_t i = 0; i < in->calls; i++) {
+        if (in->call[i].value != floor(in->call[i].value))
             return true;
-        sum += in->row[i].value;
+        sum += in->call[i].value;
     }
     return sum <= in->facts.top_k;
 }
 
 static mz_code take_facts(csv_import *in, const char *path, mz_err *err) {
-    if (in->options->top_k <= 0)
-        return mz_import_ask(err, path, "the number of experts per token is", "top-k");
-    in->facts.top_k = (int32_t)in->options->top_k;
-    in->facts.ranks = 1;
-    if (in->epoch >= 0)
-        join_epochs(in);
-    qsort(in->row, in->rows, sizeof *in->row, by_call);
+    const void *ahead = NULL;
+    if (in->anew)
+        mz_import_note(&in->facts, "step=epoch x %lld + step", (long long)(in->highest_step + 1));
     mz_code code = take_experts(in, path, err);
+    if (!code)
+        code = first_call(in, &ahead, err);
     if (code)
         return code;
     in->shares = holds_shares(in);
@@ -303,7 +335,8 @@ static mz_code take_facts(csv_import *in, const char *path, mz_err *err) {
     if (!in->options->step_meaning && in->step < 0)
         in->facts.step_meaning = MZ_STEP_NONE;
     in->rest = mz_calloc((size_t)in->facts.experts, sizeof *in->rest);
-    return in->rest ? MZ_OK : mz_fail_nomem(err, "shares");
+    in->count = mz_calloc((size_t)in->facts.experts, sizeof *in->count);
+    return in->rest && in->count ? MZ_OK : mz_fail_nomem(err, "counts");
 }
 
 /* Shares of one call to counts whose sum is tokens x top-k. */
@@ -354,36 +387,44 @@ static mz_code take_counts(csv_import *in, const csv_row *row, size_t rows, int6
     return mz_gather_tokens(in->options, in->facts.top_k, pairs, tokens, err);
 }
 
-static mz_code take_call(csv_import *in, const csv_row *row, size_t rows, int64_t *scratch,
-                         mz_err *err) {
+static mz_code take_call(csv_import *in, mz_err *err) {
+    const csv_row *row = in->call;
     mz_gather_key key = {.step = row->step, .layer = row->layer, .micro_batch = row->domain};
     int64_t tokens = in->options->tokens, *count;
-    memset(scratch, 0, (size_t)in->facts.experts * sizeof *scratch);
-    mz_code code = in->shares ? share_out(in, row, rows, scratch, err)
-                              : take_counts(in, row, rows, &tokens, scratch, err);
+    memset(in->count, 0, (size_t)in->facts.experts * sizeof *in->count);
+    mz_code code = in->shares ? share_out(in, row, in->calls, in->count, err)
+                              : take_counts(in, row, in->calls, &tokens, in->count, err);
     if (code)
-        return mz_err_prefix(err, "%s: step %lld, layer %lld", mz_input_path(in->csv.input),
-                             (long long)row->step, (long long)row->layer);
+        return mz_err_prefix(err, "step %lld, layer %lld", (long long)row->step,
+                             (long long)row->layer);
     code = mz_gather_counts(&in->gather, &key, tokens, &count, err);
     if (!code)
-        memcpy(count, scratch, (size_t)in->facts.experts * sizeof *count);
+        memcpy(count, in->count, (size_t)in->facts.experts * sizeof *count);
     return code;
 }
 
+/* Calls in order, written whenever a step ends. */
 static mz_code take_calls(csv_import *in, mz_err *err) {
-    int64_t *scratch = mz_calloc((size_t)in->facts.experts, sizeof *scratch);
-    mz_code code = scratch ? MZ_OK : mz_fail_nomem(err, "counts");
-    for (size_t i = 0, end; i < in->rows && !code; i = end) {
-        end = call_end(in, i);
-        code = take_call(in, in->row + i, end - i, scratch, err);
+    const void *ahead = NULL;
+    int64_t step = 0;
+    mz_code code = first_call(in, &ahead, err);
+    while (in->calls > 0 && !code) {
+        if (in->gather.entries > 0 && in->call[0].step != step)
+            code = mz_gather_write(&in->gather, in->writer, in->report, err);
+        step = in->call[0].step;
+        if (!code)
+            code = take_call(in, err);
+        if (!code)
+            code = next_call(in, &ahead, err);
+        if (!code)
+            code = mz_import_stopped(in->app, err);
     }
-    free(scratch);
-    return code;
+    return code ? code : mz_gather_write(&in->gather, in->writer, in->report, err);
 }
 
-static mz_code write_trace(csv_import *in, const char *output, const mz_trace_write_options *write,
-                           mz_err *err) {
-    mz_code code = mz_gather_settle(&in->gather, err);
+static mz_code write_trace(csv_import *in, const char *path, const char *output,
+                           const mz_trace_write_options *write, mz_err *err) {
+    mz_code code = mz_gather_settle_labels(&in->gather, err);
     if (code)
         return code;
     mz_import_note(&in->facts, "column=%s", in->csv.name[in->value]);
@@ -394,7 +435,37 @@ static mz_code write_trace(csv_import *in, const char *output, const mz_trace_wr
     if (in->domains.count > 0)
         mz_import_note(&in->facts, "micro-batches=domains, of which there are %d",
                        in->domains.count);
-    return mz_gather_write_all(&in->gather, output, write, in->report, err);
+    code = mz_trace_create(output, &in->facts, write, &in->writer, err);
+    if (!code)
+        code = take_calls(in, err);
+    if (code == MZ_EINPUT)
+        mz_err_prefix(err, "%s", path);
+    return code ? code : mz_trace_writer_close(&in->writer, err);
+}
+
+/* All rows into the spill; where there are epochs, a first time to look at these. */
+static mz_code read_table(csv_import *in, const char *path, mz_err *err) {
+    mz_code code = MZ_OK;
+    if (in->epoch >= 0) {
+        code = read_rows(in, look_epoch, err);
+        mz_csv_close(&in->csv);
+        if (!code)
+            code = open_table(in, path, err);
+    }
+    return code ? code : read_rows(in, take_row, err);
+}
+
+static void free_import(csv_import *in) {
+    if (in->writer)
+        mz_trace_writer_abandon(&in->writer);
+    mz_csv_close(&in->csv);
+    mz_domains_free(&in->domains);
+    mz_gather_free(&in->gather);
+    mz_spill_free(&in->rows);
+    free(in->call);
+    free(in->rest);
+    free(in->count);
+    free(in);
 }
 
 static mz_code import_files(mz_app *app, char **files, int count, const mz_import_options *options,
@@ -413,31 +484,29 @@ static mz_code import_files(mz_app *app, char **files, int count, const mz_impor
         return mz_fail_nomem(err, "the importer");
     *in = (csv_import){.app = app, .options = options, .report = report};
     in->gather.facts = &in->facts;
+    in->rows = mz_spill_make(sizeof(csv_row), by_call, output);
     mz_code code = mz_import_facts(app, options, &defaults, &in->facts, err);
     if (!code)
         code = open_table(in, files[0], err);
     if (!code && in->step < 0)
         code = mz_import_need_phase(err, files[0], options);
+    if (!code && options->top_k <= 0)
+        code = mz_import_ask(err, files[0], "the number of experts per token is", "top-k");
+    in->facts.top_k = (int32_t)options->top_k;
+    in->facts.ranks = 1;
     if (!code)
-        code = read_rows(in, err);
+        code = read_table(in, files[0], err);
     if (!code)
         code = one_run(in, files[0], err);
     if (!code)
         code = take_facts(in, files[0], err);
     if (!code)
-        code = take_calls(in, err);
-    if (!code)
-        code = write_trace(in, output, write, err);
+        code = write_trace(in, files[0], output, write, err);
     if (!code && in->shares)
         snprintf(report->note, sizeof report->note,
                  "counts are shares of %lld tokens, rounded to whole pairs",
                  (long long)options->tokens);
-    mz_csv_close(&in->csv);
-    mz_domains_free(&in->domains);
-    mz_gather_free(&in->gather);
-    free(in->row);
-    free(in->rest);
-    free(in);
+    free_import(in);
     return code;
 }
 

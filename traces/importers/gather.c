@@ -87,8 +87,33 @@ static int by_number(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
+mz_code mz_labels_add(mz_labels *labels, int64_t value, mz_err *err) {
+    size_t low = 0, high = labels->count;
+    while (low < high) {
+        size_t middle = low + (high - low) / 2;
+        if (labels->value[middle] == value)
+            return MZ_OK;
+        if (labels->value[middle] < value)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    if (!mz_grow((void **)&labels->value, &labels->room, labels->count + 1, sizeof *labels->value))
+        return mz_fail_nomem(err, "layers");
+    memmove(labels->value + low + 1, labels->value + low,
+            (labels->count - low) * sizeof *labels->value);
+    labels->value[low] = value;
+    labels->count++;
+    return MZ_OK;
+}
+
+void mz_labels_free(mz_labels *labels) {
+    free(labels->value);
+    *labels = (mz_labels){0};
+}
+
 static const char *labels_of(const mz_gather *gather, char *text, size_t size) {
-    const int64_t *label = gather->label;
+    const int64_t *label = gather->label.value;
     int32_t n = gather->layers;
     if (n > 1 && label[n - 1] - label[0] == n - 1) {
         snprintf(text, size, "%lld-%lld", (long long)label[0], (long long)label[n - 1]);
@@ -104,26 +129,22 @@ static const char *labels_of(const mz_gather *gather, char *text, size_t size) {
     return text;
 }
 
-mz_code mz_gather_settle(mz_gather *gather, mz_err *err) {
-    int64_t *label = mz_calloc(gather->entries + 1, sizeof *label);
-    size_t distinct = 0;
-    if (!label)
-        return mz_fail_nomem(err, "layers");
-    for (size_t i = 0; i < gather->entries; i++)
-        label[i] = gather->entry[i].key.layer;
-    qsort(label, gather->entries, sizeof *label, by_number);
-    for (size_t i = 0; i < gather->entries; i++)
-        if (i == 0 || label[i] != label[i - 1])
-            label[distinct++] = label[i];
-    free(gather->label);
-    gather->label = label;
-    if (distinct == 0 || distinct > MZ_LAYERS_MAX)
-        return mz_fail(err, MZ_EINPUT, "%zu layers; there must be 1 to %d", distinct,
-                       MZ_LAYERS_MAX);
-    gather->layers = gather->facts->layers = (int32_t)distinct;
+mz_code mz_gather_settle_labels(mz_gather *gather, mz_err *err) {
     char text[128];
+    if (gather->label.count == 0 || gather->label.count > MZ_LAYERS_MAX)
+        return mz_fail(err, MZ_EINPUT, "%zu layers; there must be 1 to %d", gather->label.count,
+                       MZ_LAYERS_MAX);
+    gather->layers = gather->facts->layers = (int32_t)gather->label.count;
     mz_import_note(gather->facts, "layers=%s", labels_of(gather, text, sizeof text));
     return MZ_OK;
+}
+
+mz_code mz_gather_settle(mz_gather *gather, mz_err *err) {
+    mz_code code = MZ_OK;
+    gather->label.count = 0;
+    for (size_t i = 0; i < gather->entries && gather->label.count <= MZ_LAYERS_MAX && !code; i++)
+        code = mz_labels_add(&gather->label, gather->entry[i].key.layer, err);
+    return code ? code : mz_gather_settle_labels(gather, err);
 }
 
 static int by_key(const void *a, const void *b) {
@@ -165,8 +186,8 @@ static mz_code agree(const mz_gather *gather, const mz_gather_entry *entry, size
     for (size_t i = 0; i < entries; i++) {
         const mz_gather_key *key = &entry[i].key;
         int64_t held = entry[i].tokens;
-        if (!bsearch(&key->layer, gather->label, (size_t)gather->layers, sizeof *gather->label,
-                     by_number))
+        if (!bsearch(&key->layer, gather->label.value, gather->label.count,
+                     sizeof *gather->label.value, by_number))
             return call_fault(gather, key, err, "the steps before have no such layer");
         if (key->rank < 0 || key->rank >= facts->ranks)
             return call_fault(gather, key, err, "the trace has no such rank");
@@ -207,11 +228,11 @@ static mz_code write_calls(const mz_gather *gather, const mz_gather_entry *entry
     mz_code code = MZ_OK;
     for (size_t i = 0; i < entries && !code; i++) {
         const mz_gather_key *key = &entry[i].key;
-        const int64_t *label = bsearch(&key->layer, gather->label, (size_t)gather->layers,
-                                       sizeof *gather->label, by_number);
+        const int64_t *label = bsearch(&key->layer, gather->label.value, gather->label.count,
+                                       sizeof *gather->label.value, by_number);
         mz_trace_call_data call = {.step = key->step,
                                    .micro_batch = key->micro_batch,
-                                   .layer = (int32_t)(label - gather->label),
+                                   .layer = (int32_t)(label - gather->label.value),
                                    .rank = key->rank,
                                    .token_begin = begin[key->rank],
                                    .tokens = tokens[key->rank]};
@@ -342,7 +363,7 @@ void mz_gather_free(mz_gather *gather) {
     free(gather->weight);
     free(gather->count);
     free(gather->row);
-    free(gather->label);
+    mz_labels_free(&gather->label);
     *gather = (mz_gather){0};
 }
 

@@ -10,6 +10,14 @@ typedef struct mz_gather_key {
     int32_t micro_batch, rank;
 } mz_gather_key;
 
+/* Different numbers, ascending; linear in their number when one is new. */
+typedef struct mz_labels {
+    int64_t *value;
+    size_t count, room;
+} mz_labels;
+mz_code mz_labels_add(mz_labels *labels, int64_t value, mz_err *err);
+void mz_labels_free(mz_labels *labels);
+
 typedef struct mz_gather_entry mz_gather_entry;
 
 /* Owns what it gathered. Memory: 2 top_k bytes per token and call, 4 more per weight; 8 bytes per
@@ -24,7 +32,7 @@ typedef struct mz_gather {
     int64_t *count;
     uint16_t *row; /* experts of each token, of calls that were gathered as rows */
     size_t expert_room, weight_room, count_room, row_room, pairs, counts, rows;
-    int64_t *label; /* of each layer of the trace, ascending */
+    mz_labels label; /* of each layer of the trace */
     int32_t layers;
     int64_t token;           /* next number on the token axis */
     const char *const *path; /* a file of each source rank, named by messages; may be NULL */
@@ -51,6 +59,8 @@ mz_code mz_gather_tokens(const mz_import_options *options, int32_t top_k, int64_
 /* Settles the layers of the trace from what is gathered: gather->layers and label, facts->layers
  * and the note that names them. MZ_EINPUT when there are none or too many. */
 mz_code mz_gather_settle(mz_gather *gather, mz_err *err);
+/* The same from gather->label as it is: where calls are gathered step by step. */
+mz_code mz_gather_settle_labels(mz_gather *gather, mz_err *err);
 /* Writes what is gathered and forgets it. MZ_EINPUT: a call twice, a layer that was not settled, a
  * rank that lacks a layer or has another number of tokens in it. Tokens of one (step, micro-batch)
  * are numbered by rank. */

@@ -3,15 +3,25 @@
  * absolute position. Every file is one sequence; blocks of whole sequences become the micro-batches
  * of step 0, in the order the files were given. */
 #include "traces/importers/common.h"
+#include "traces/importers/json_list.h"
 #include "traces/importers/table.h"
 
-#include "common/io/json.h"
+#include "common/base/arena.h"
 
 #include <stdlib.h>
 #include <string.h>
 
+/* Bytes of ids and weights of one answer; a longer one is refused. */
+static const size_t SEQUENCE_BYTES = (size_t)256 << 20;
+
 typedef struct json_import {
     mz_app *app;
+    const mz_import_options *options;
+    const char *path;
+    int64_t tokens, position; /* of the current file, so far */
+    uint16_t *expert;         /* [tokens][layers][top_k] of it */
+    float *weight;
+    size_t expert_room, weight_room;
     mz_trace_facts facts;
     mz_block block;
     mz_domains domains;
@@ -34,9 +44,8 @@ static int recognise(const char *path, const unsigned char *head, size_t size) {
 }
 
 /* The layers of entry `index`: the one member of {"token_N": {...}}. */
-static mz_code token_layers(const char *path, json_t *data, size_t index, json_t **layers,
+static mz_code token_layers(const char *path, json_t *entry, size_t index, json_t **layers,
                             int64_t *position, mz_err *err) {
-    json_t *entry = json_array_get(data, index);
     void *member = json_object_iter(entry);
     int end = 0;
     long long number;
@@ -81,11 +90,11 @@ static mz_code read_layer(const json_import *in, json_t *layer, const char *wher
     return MZ_OK;
 }
 
-static mz_code read_token(const json_import *in, const char *path, json_t *data, size_t index,
+static mz_code read_token(const json_import *in, const char *path, json_t *entry, size_t index,
                           int64_t *position, uint16_t *expert, float *weight, mz_err *err) {
     json_t *layers;
     int64_t number;
-    mz_code code = token_layers(path, data, index, &layers, &number, err);
+    mz_code code = token_layers(path, entry, index, &layers, &number, err);
     if (code)
         return code;
     if (index > 0 && number != *position + 1)
@@ -112,11 +121,11 @@ static mz_code read_token(const json_import *in, const char *path, json_t *data,
 }
 
 /* Layers, top-k and experts from the first file. 24 layers are gpt-oss-20b, 36 are gpt-oss-120b. */
-static mz_code take_shape(json_import *in, const char *path, json_t *data,
+static mz_code take_shape(json_import *in, const char *path, json_t *entry,
                           const mz_import_options *options, mz_err *err) {
     json_t *layers;
     int64_t position;
-    mz_code code = token_layers(path, data, 0, &layers, &position, err);
+    mz_code code = token_layers(path, entry, 0, &layers, &position, err);
     if (code)
         return code;
     size_t count = json_object_size(layers);
@@ -148,40 +157,42 @@ static mz_code take_shape(json_import *in, const char *path, json_t *data,
     return MZ_OK;
 }
 
-static mz_code read_sequence(json_import *in, const char *path, json_t *root, json_t *data,
-                             mz_err *err) {
-    int64_t tokens = (int64_t)json_array_size(data), position = 0;
-    size_t row = (size_t)in->facts.layers * (size_t)in->facts.top_k;
-    const char *dataset = json_string_value(json_object_get(root, "dataset"));
-    int32_t domain = -1;
-    mz_code code = mz_block_begin(&in->block, tokens, in->writer, in->report, err);
-    for (int64_t t = 0; t < tokens && !code; t++)
-        code = read_token(in, path, data, (size_t)t, &position,
-                          mz_block_expert(&in->block) + (size_t)t * row,
-                          mz_block_weight(&in->block) + (size_t)t * row, err);
-    if (!code && dataset)
-        code = mz_domain_of(&in->domains, dataset, &domain, err);
-    return code ? code : mz_block_end(&in->block, tokens, true, domain, err);
-}
-
-/* One file; the first one (no writer yet) also settles the facts and creates the trace. */
-static mz_code read_file(json_import *in, const char *path, const mz_import_options *options,
-                         const char *output, const mz_trace_write_options *write, mz_err *err) {
-    json_t *root = NULL;
-    mz_code code = mz_json_load(path, &root, err);
+/* One element of router_data behind those before; the first one of all settles the facts. */
+static mz_code take_token(void *self, size_t index, json_t *entry, mz_err *err) {
+    json_import *in = self;
+    mz_code code = in->facts.layers ? MZ_OK : take_shape(in, in->path, entry, in->options, err);
+    size_t row = (size_t)in->facts.layers * (size_t)in->facts.top_k, values = (index + 1) * row;
     if (code)
         return code;
-    json_t *data = json_object_get(root, "router_data");
-    if (!json_is_array(data) || json_array_size(data) == 0)
-        code = mz_fail(err, MZ_EINPUT, "%s: no router_data, or no token in it", path);
-    if (!code && !in->writer) {
-        code = take_shape(in, path, data, options, err);
-        if (!code)
-            code = mz_trace_create(output, &in->facts, write, &in->writer, err);
-    }
+    if (index >= SEQUENCE_BYTES / (row * (sizeof *in->expert + sizeof *in->weight)))
+        return mz_fail(err, MZ_EINPUT, "%s: router_data[%zu]: an answer of more than %zu MiB",
+                       in->path, index, SEQUENCE_BYTES >> 20);
+    if (!mz_grow((void **)&in->expert, &in->expert_room, values, sizeof *in->expert) ||
+        !mz_grow((void **)&in->weight, &in->weight_room, values, sizeof *in->weight))
+        return mz_fail_nomem(err, "an answer");
+    in->tokens = (int64_t)index + 1;
+    return read_token(in, in->path, entry, index, &in->position, in->expert + index * row,
+                      in->weight + index * row, err);
+}
+
+/* One file, which is one sequence; the first one creates the trace. */
+static mz_code read_file(json_import *in, const char *output, const mz_trace_write_options *write,
+                         mz_err *err) {
+    json_t *rest = NULL;
+    int32_t domain = -1;
+    in->tokens = 0;
+    mz_code code = mz_json_list(in->path, "router_data", take_token, in, &rest, err);
+    if (!code && in->tokens == 0)
+        code = mz_fail(err, MZ_EINPUT, "%s: no router_data, or no token in it", in->path);
+    const char *dataset = json_string_value(json_object_get(rest, "dataset"));
+    if (!code && dataset)
+        code = mz_domain_of(&in->domains, dataset, &domain, err);
+    json_decref(rest);
+    if (!code && !in->writer)
+        code = mz_trace_create(output, &in->facts, write, &in->writer, err);
     if (!code)
-        code = read_sequence(in, path, root, data, err);
-    json_decref(root);
+        code = mz_block_add(&in->block, in->expert, in->weight, in->tokens, domain, in->writer,
+                            in->report, err);
     return code;
 }
 
@@ -198,11 +209,13 @@ static mz_code import_files(mz_app *app, char **files, int count, const mz_impor
     if (!in)
         return mz_fail_nomem(err, "the importer");
     in->app = app;
+    in->options = options;
     in->report = report;
     mz_code code = mz_import_facts(app, options, &defaults, &in->facts, err);
     mz_progress progress = mz_progress_start(&app->log, "importing", "files", count);
     for (int i = 0; i < count && !code; i++) {
-        code = read_file(in, files[i], options, output, write, err);
+        in->path = files[i];
+        code = read_file(in, output, write, err);
         if (!code)
             code = mz_import_stopped(app, err);
         mz_progress_update(&progress, i + 1);
@@ -216,6 +229,8 @@ static mz_code import_files(mz_app *app, char **files, int count, const mz_impor
         mz_trace_writer_abandon(&in->writer);
     mz_block_free(&in->block);
     mz_domains_free(&in->domains);
+    free(in->expert);
+    free(in->weight);
     free(in);
     return code;
 }

@@ -23,7 +23,7 @@ typedef struct laer_row {
     int64_t layer, iteration, rank, pairs, line;
 } laer_row;
 
-enum { MAX_RUNS = 64, MAX_NAME = 128 };
+enum { MAX_RUNS = 64, MAX_NAME = 128, MAX_ROWS = 1 << 22 };
 
 typedef struct laer_run {
     char method[MAX_NAME], model[MAX_NAME];
@@ -108,6 +108,11 @@ static mz_code read_rows(laer_log *log, const mz_import_options *options, mz_err
             code = mz_csv_int(&log->csv, log->pairs, INT64_C(1) << 40, &row.pairs, err);
         if (code)
             return code;
+        if (log->rows == MAX_ROWS)
+            return mz_fail(err, MZ_EINPUT,
+                           "%s: line %lld: more than %d rows of one run; import it in parts",
+                           mz_input_path(log->csv.input),
+                           (long long)mz_input_line_number(log->csv.input), MAX_ROWS);
         if (!mz_grow((void **)&log->row, &log->room, log->rows + 1, sizeof *log->row))
             return mz_fail_nomem(err, "rows of the token log");
         log->row[log->rows++] = row;

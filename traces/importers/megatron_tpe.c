@@ -105,6 +105,14 @@ static int by_place(const void *a, const void *b) {
     return (x->place > y->place) - (x->place < y->place);
 }
 
+/* Puts the file of a place of a group before the message. */
+static mz_code in_file(const tpe_import *in, int32_t group, int32_t place, mz_err *err) {
+    for (int i = 0; i < in->files; i++)
+        if (in->file[i].place == place && in->file[i].group == group)
+            return mz_err_prefix(err, "%s", in->rank[i].path);
+    return err->code;
+}
+
 /* Deals the loads of one group's experts to its sources. */
 static mz_code deal_group(tpe_import *in, int64_t step, const tpe_row *row, mz_err *err) {
     int64_t n = in->places;
@@ -122,9 +130,11 @@ static mz_code deal_group(tpe_import *in, int64_t step, const tpe_row *row, mz_e
         mz_code code = mz_gather_tokens(in->options, in->facts.top_k, pairs, &tokens, err);
         if (!code)
             code = mz_gather_counts(&in->gather, &key, tokens, &count, err);
-        if (code)
-            return mz_err_prefix(err, "iteration %lld, layer %lld, micro-batch %d, source %d",
-                                 (long long)step, (long long)key.layer, key.micro_batch, key.rank);
+        if (code) {
+            mz_err_prefix(err, "iteration %lld, layer %lld, micro-batch %d, source %d",
+                          (long long)step, (long long)key.layer, key.micro_batch, key.rank);
+            return in_file(in, row->group, (int32_t)s, err);
+        }
         next = 0;
         for (int32_t e = 0; e < in->facts.experts; e++) {
             int64_t rest = in->load[e] % n;
@@ -143,10 +153,7 @@ static mz_code place_fault(const tpe_import *in, int64_t step, const tpe_row *ro
         "iteration %lld, layer %lld, micro-batch %d: the rank at place %d of expert group %d is "
         "missing (is its file truncated?), or recorded twice",
         (long long)step, (long long)row->layer, row->micro_batch, place, row->group);
-    for (int i = 0; i < in->files; i++)
-        if (in->file[i].place == place && in->file[i].group == row->group)
-            return mz_err_prefix(err, "%s", in->rank[i].path);
-    return MZ_EINPUT;
+    return in_file(in, row->group, place, err);
 }
 
 /* Puts the rows of one iteration together, group by group. */

@@ -10,11 +10,11 @@
  * no choice: a layer that holds nothing else is dense and left out, a token that holds nothing else
  * is filler and left out. The last token of a sequence has no row; where there are as many rows as
  * tokens, --filler-last says whether the last one is a token. Memory is one answer. */
+#include "traces/importers/json_list.h"
 #include "traces/importers/rows.h"
 #include "traces/importers/table.h"
 
 #include "common/base/arena.h"
-#include "common/io/json.h"
 #include "traces/base64.h"
 #include "traces/jsonl.h"
 #include "traces/npy.h"
@@ -363,22 +363,42 @@ static mz_code end_sequence(routed_import *in, int64_t tokens, mz_err *err) {
     return mz_block_add(&in->block, in->expert, NULL, whole, -1, in->writer, in->report, err);
 }
 
-/* Tokens of an answer, from the object that counts them. */
-static int64_t tokens_of(const json_t *counter) {
-    const json_t *prompt = json_object_get(counter, "prompt_tokens");
-    const json_t *completion = json_object_get(counter, "completion_tokens");
-    const json_t *start = json_object_get(counter, "routed_experts_start_len");
-    if (!json_is_integer(prompt) || !json_is_integer(completion))
-        return 0;
-    return json_integer_value(prompt) + json_integer_value(completion) - json_integer_value(start);
+/* A count of tokens in `counter`; absent: 0. */
+static mz_code count_in(const routed_import *in, const json_t *counter, const char *key,
+                        int64_t *count, mz_err *err) {
+    const json_t *member = json_object_get(counter, key);
+    *count = json_integer_value(member);
+    if (json_is_integer(member) && (*count < 0 || *count > INT32_MAX))
+        return fail(in, err, "\"%s\" is not a number of tokens from 0 to %d", key, INT32_MAX);
+    return MZ_OK;
+}
+
+/* Tokens of an answer, from the object that counts them; 0: it does not. */
+static mz_code tokens_of(const routed_import *in, const json_t *counter, int64_t *tokens,
+                         mz_err *err) {
+    int64_t prompt, completion, start;
+    mz_code code = count_in(in, counter, "prompt_tokens", &prompt, err);
+    if (!code)
+        code = count_in(in, counter, "completion_tokens", &completion, err);
+    if (!code)
+        code = count_in(in, counter, "routed_experts_start_len", &start, err);
+    if (code)
+        return code;
+    bool both = json_is_integer(json_object_get(counter, "prompt_tokens")) &&
+                json_is_integer(json_object_get(counter, "completion_tokens"));
+    *tokens = both ? prompt + completion - start : 0;
+    return MZ_OK;
 }
 
 static mz_code take_choices(routed_import *in, const json_t *answer, bool *any, mz_err *err) {
     const json_t *choices = json_object_get(answer, "choices");
     const json_t *prompt = json_object_get(answer, "prompt_routed_experts");
     size_t count = json_array_size(choices);
-    int64_t tokens = count > 1 ? 0 : tokens_of(json_object_get(answer, "usage"));
-    mz_code code = add_routed(in, prompt, 2, err);
+    int64_t tokens = 0;
+    mz_code code =
+        count > 1 ? MZ_OK : tokens_of(in, json_object_get(answer, "usage"), &tokens, err);
+    if (!code)
+        code = add_routed(in, prompt, 2, err);
     *any = *any || in->ids > 0;
     for (size_t i = 0; i < count && !code; i++) {
         const json_t *choice = json_array_get(choices, i);
@@ -406,8 +426,11 @@ static mz_code take_answer(routed_import *in, const json_t *answer, mz_err *err)
     if (!code)
         code = add_routed(in, json_object_get(extension, "routed_experts"), 4, err);
     any = in->ids > 0;
+    int64_t tokens = 0;
     if (!code && any)
-        code = end_sequence(in, tokens_of(info ? info : json_object_get(answer, "usage")), err);
+        code = tokens_of(in, info ? info : json_object_get(answer, "usage"), &tokens, err);
+    if (!code && any)
+        code = end_sequence(in, tokens, err);
     if (!code)
         code = take_choices(in, answer, &any, err);
     if (!code)
@@ -430,18 +453,19 @@ static mz_code read_lines(routed_import *in, mz_jsonl *lines, mz_err *err) {
     return code;
 }
 
+static mz_code take_element(void *self, size_t index, json_t *answer, mz_err *err) {
+    (void)index;
+    return take_answer(self, answer, err);
+}
+
 static mz_code read_document(routed_import *in, mz_err *err) {
-    json_t *root = NULL;
-    mz_code code = mz_json_load(in->path, &root, err);
-    if (code)
-        return code;
-    if (json_is_object(root))
-        code = take_answer(in, root, err);
-    for (size_t i = 0; i < json_array_size(root) && !code; i++)
-        code = take_answer(in, json_array_get(root, i), err);
+    json_t *rest = NULL;
+    mz_code code = mz_json_list(in->path, NULL, take_element, in, &rest, err);
+    if (!code && json_is_object(rest))
+        code = take_answer(in, rest, err);
     if (!code && in->answer == 0)
         code = mz_fail(err, MZ_EINPUT, "%s: no answer in it", in->path);
-    json_decref(root);
+    json_decref(rest);
     return code;
 }
 

@@ -2,12 +2,12 @@
  * axis of recorded steps. Counts are of logical experts, summed over all ranks, and cover all
  * layers: rows of zeros are dense layers (zero in every step) and are left out, as are steps
  * without tokens. One source rank: who sent what is not recorded. Several files follow one another
- * in steps. */
+ * in steps. A file is read twice, a step (without steps: a layer) at a time. */
 #include "traces/importers/gather.h"
+#include "traces/importers/json_list.h"
 #include "traces/importers/table.h"
 
 #include "common/base/arena.h"
-#include "common/io/json.h"
 #include "traces/jsonl.h"
 
 #include <stdlib.h>
@@ -18,9 +18,17 @@ typedef struct sglang_import {
     const mz_import_options *options;
     mz_trace_facts facts;
     mz_gather gather;
+    const char *path;     /* of the current file */
+    bool known;           /* layers and experts are settled */
+    bool steps;           /* the file has a first axis of steps */
     int64_t layers, step; /* layers of the file, dense ones included; next step */
+    int64_t rows;         /* of a file without steps, so far */
+    bool *dense;          /* layers that count nothing in any step of this file */
     int64_t *count;       /* [layers][experts] of one step */
+    size_t count_room;
     mz_trace_writer *writer;
+    const char *output;
+    const mz_trace_write_options *write;
     mz_import_report *report;
 } sglang_import;
 
@@ -30,26 +38,32 @@ static int recognise(const char *path, const unsigned char *head, size_t size) {
                                                                                             : 0;
 }
 
-/* `counts` [layers][experts] into in->count. `where` names it. */
-static mz_code read_counts(sglang_import *in, const char *path, const json_t *counts,
-                           const char *where, mz_err *err) {
+/* One layer's counts into in->count; `where` names them. */
+static mz_code read_row(sglang_import *in, const json_t *row, int64_t layer, const char *where,
+                        mz_err *err) {
     size_t at;
+    const char *fault =
+        mz_json_counts(row, (size_t)in->facts.experts, in->count + layer * in->facts.experts, &at);
+    return fault ? mz_fail(err, MZ_EINPUT, "%s: %s[%lld]: entry %zu %s", in->path, where,
+                           (long long)layer, at, fault)
+                 : MZ_OK;
+}
+
+/* One step's counts [layers][experts] into in->count. */
+static mz_code read_step(sglang_import *in, const json_t *counts, size_t index, mz_err *err) {
+    char where[64];
+    mz_code code = MZ_OK;
+    snprintf(where, sizeof where, "logical_count[%zu]", index);
     if (!json_is_array(counts) || (int64_t)json_array_size(counts) != in->layers)
-        return mz_fail(err, MZ_EINPUT, "%s: %s does not list %lld layers", path, where,
+        return mz_fail(err, MZ_EINPUT, "%s: %s does not list %lld layers", in->path, where,
                        (long long)in->layers);
-    for (int64_t l = 0; l < in->layers; l++) {
-        const char *fault =
-            mz_json_counts(json_array_get(counts, (size_t)l), (size_t)in->facts.experts,
-                           in->count + l * in->facts.experts, &at);
-        if (fault)
-            return mz_fail(err, MZ_EINPUT, "%s: %s[%lld]: entry %zu %s", path, where, (long long)l,
-                           at, fault);
-    }
-    return MZ_OK;
+    for (int64_t l = 0; l < in->layers && !code; l++)
+        code = read_row(in, json_array_get(counts, (size_t)l), l, where, err);
+    return code;
 }
 
 /* Adds the layers of one step that count anything, or that some step counted before. */
-static mz_code take_step(sglang_import *in, const char *path, const bool *dense, mz_err *err) {
+static mz_code add_step(sglang_import *in, mz_err *err) {
     bool any = false;
     for (int64_t i = 0; i < in->layers * in->facts.experts; i++)
         any = any || in->count[i] > 0;
@@ -59,7 +73,7 @@ static mz_code take_step(sglang_import *in, const char *path, const bool *dense,
         mz_gather_key key = {.step = step, .layer = l};
         for (int32_t e = 0; e < in->facts.experts; e++)
             pairs += from[e];
-        if (!any || dense[l]) {
+        if (!any || in->dense[l]) {
             in->report->skipped++;
             continue;
         }
@@ -67,103 +81,152 @@ static mz_code take_step(sglang_import *in, const char *path, const bool *dense,
         if (!code)
             code = mz_gather_counts(&in->gather, &key, tokens, &row, err);
         if (code)
-            return mz_err_prefix(err, "%s: step %lld, layer %lld", path, (long long)step,
+            return mz_err_prefix(err, "%s: step %lld, layer %lld", in->path, (long long)step,
                                  (long long)l);
         memcpy(row, from, (size_t)in->facts.experts * sizeof *row);
     }
     return MZ_OK;
 }
 
-/* Depth and extents of logical_count; experts and layers of the trace from the first file. */
-static mz_code take_shape(sglang_import *in, const char *path, const json_t *counts, bool *steps,
-                          mz_err *err) {
-    const json_t *first = json_array_get(counts, 0), *second = json_array_get(first, 0);
-    *steps = json_is_array(second);
-    const json_t *row = *steps ? second : first;
-    size_t layers = json_array_size(*steps ? first : counts), experts = json_array_size(row);
-    if (!json_is_array(counts) || layers == 0 || experts == 0 || layers > MZ_LAYERS_MAX ||
-        experts > MZ_EXPERTS_MAX)
-        return mz_fail(err, MZ_EINPUT,
-                       "%s: logical_count is not [layers][experts] or [steps][layers][experts]",
-                       path);
-    if (in->count && (in->layers != (int64_t)layers || in->facts.experts != (int32_t)experts))
-        return mz_fail(err, MZ_EINPUT, "%s: %zu layers and %zu experts, unlike the files before",
-                       path, layers, experts);
-    if (in->options->experts > 0 && in->options->experts != (int64_t)experts)
-        return mz_fail(err, MZ_EINPUT, "%s: %zu experts in the file, but --experts %lld", path,
-                       experts, (long long)in->options->experts);
-    if (in->count)
-        return MZ_OK;
-    in->layers = (int64_t)layers;
-    in->facts.experts = (int32_t)experts;
-    in->facts.top_k = (int32_t)in->options->top_k;
-    in->facts.model_layers = (int32_t)layers;
-    in->facts.ranks = 1;
-    if (!in->options->step_meaning)
-        in->facts.step_meaning = *steps ? MZ_STEP_FORWARD : MZ_STEP_NONE;
-    in->count = mz_calloc(layers, experts * sizeof *in->count);
-    return in->count ? MZ_OK : mz_fail_nomem(err, "one step of counts");
-}
-
-/* Layers that count nothing in any step of this file. */
-static mz_code find_dense(sglang_import *in, const char *path, const json_t *counts, bool steps,
-                          bool *dense, mz_err *err) {
-    memset(dense, true, (size_t)in->layers);
-    for (size_t s = 0; s < (steps ? json_array_size(counts) : 1); s++) {
-        char where[64] = "logical_count";
-        if (steps)
-            snprintf(where, sizeof where, "logical_count[%zu]", s);
-        mz_code code =
-            read_counts(in, path, steps ? json_array_get(counts, s) : counts, where, err);
-        if (code)
-            return code;
-        for (int64_t i = 0; i < in->layers * in->facts.experts; i++)
-            if (in->count[i] > 0)
-                dense[i / in->facts.experts] = false;
-    }
-    return MZ_OK;
-}
-
-static mz_code create(sglang_import *in, const char *path, const char *output,
-                      const mz_trace_write_options *write, mz_err *err) {
-    if (in->gather.entries == 0)
-        return mz_fail(err, MZ_EINPUT, "%s: all counts are 0", path);
+static mz_code create(sglang_import *in, mz_err *err) {
     mz_code code = mz_gather_settle(&in->gather, err);
     if (code)
         return code;
     mz_import_note(&in->facts, "counts=summed over all ranks");
-    return mz_trace_create(output, &in->facts, write, &in->writer, err);
+    return mz_trace_create(in->output, &in->facts, in->write, &in->writer, err);
 }
 
-static mz_code read_file(sglang_import *in, const char *path, const char *output,
-                         const mz_trace_write_options *write, mz_err *err) {
-    json_t *root = NULL;
-    bool steps, *dense = NULL;
-    mz_code code = mz_json_load(path, &root, err);
+/* The shape from the first element: a step [layers][experts], or one layer [experts]. */
+static mz_code take_shape(sglang_import *in, const json_t *element, mz_err *err) {
+    const json_t *first = json_array_get(element, 0);
+    in->steps = json_is_array(first);
+    size_t layers = in->steps ? json_array_size(element) : 1;
+    size_t experts = json_array_size(in->steps ? first : element);
+    if (!json_is_array(element) || layers == 0 || experts == 0 || layers > MZ_LAYERS_MAX ||
+        experts > MZ_EXPERTS_MAX)
+        return mz_fail(err, MZ_EINPUT,
+                       "%s: logical_count is not [layers][experts] or [steps][layers][experts]",
+                       in->path);
+    if (in->known &&
+        ((in->steps && in->layers != (int64_t)layers) || in->facts.experts != (int32_t)experts))
+        return mz_fail(err, MZ_EINPUT, "%s: %zu layers and %zu experts, unlike the files before",
+                       in->path, layers, experts);
+    if (in->options->experts > 0 && in->options->experts != (int64_t)experts)
+        return mz_fail(err, MZ_EINPUT, "%s: %zu experts in the file, but --experts %lld", in->path,
+                       experts, (long long)in->options->experts);
+    in->facts.experts = (int32_t)experts;
+    if (in->steps)
+        in->layers = (int64_t)layers;
+    if (!mz_grow((void **)&in->count, &in->count_room, layers * experts, sizeof *in->count))
+        return mz_fail_nomem(err, "one step of counts");
+    free(in->dense);
+    in->dense = in->steps ? mz_calloc(layers, sizeof *in->dense) : NULL;
+    if (in->steps && !in->dense)
+        return mz_fail_nomem(err, "layers");
+    for (int64_t l = 0; in->steps && l < in->layers; l++)
+        in->dense[l] = true;
+    return MZ_OK;
+}
+
+/* The first time through: the shape, which layers are dense, and that all counts are some. */
+static mz_code look(void *self, size_t index, json_t *element, mz_err *err) {
+    sglang_import *in = self;
+    mz_code code = index == 0 ? take_shape(in, element, err) : MZ_OK;
     if (code)
         return code;
-    const json_t *counts = json_object_get(root, "logical_count");
-    if (!counts)
-        code = mz_fail(err, MZ_EINPUT, "%s: no member \"logical_count\"", path);
-    if (!code)
-        code = take_shape(in, path, counts, &steps, err);
-    if (!code) {
-        dense = mz_calloc((size_t)in->layers, sizeof *dense);
-        code =
-            dense ? find_dense(in, path, counts, steps, dense, err) : mz_fail_nomem(err, "layers");
+    if (in->steps) {
+        code = read_step(in, element, index, err);
+        for (int64_t i = 0; i < in->layers * in->facts.experts && !code; i++)
+            if (in->count[i] > 0)
+                in->dense[i / in->facts.experts] = false;
+        return code ? code : mz_import_stopped(in->app, err);
     }
-    for (size_t s = 0; !code && s < (steps ? json_array_size(counts) : 1); s++) {
-        code =
-            read_counts(in, path, steps ? json_array_get(counts, s) : counts, "logical_count", err);
-        if (!code)
-            code = take_step(in, path, dense, err);
-    }
-    if (!code && !in->writer)
-        code = create(in, path, output, write, err);
+    if (index == MZ_LAYERS_MAX)
+        return mz_fail(err, MZ_EINPUT, "%s: logical_count lists more than %d layers", in->path,
+                       MZ_LAYERS_MAX);
+    in->rows = (int64_t)index + 1;
+    if (!mz_grow((void **)&in->count, &in->count_room, (index + 1) * (size_t)in->facts.experts,
+                 sizeof *in->count))
+        return mz_fail_nomem(err, "one step of counts");
+    return read_row(in, element, (int64_t)index, "logical_count", err);
+}
+
+/* The second time: every step is written. */
+static mz_code take_step(void *self, size_t index, json_t *element, mz_err *err) {
+    sglang_import *in = self;
+    mz_code code = read_step(in, element, index, err);
     if (!code)
+        code = add_step(in, err);
+    if (!code && in->gather.entries > 0 && !in->writer)
+        code = create(in, err);
+    if (!code && in->writer)
         code = mz_gather_write(&in->gather, in->writer, in->report, err);
-    free(dense);
-    json_decref(root);
+    return code ? code : mz_import_stopped(in->app, err);
+}
+
+/* A file without steps is in in->count already. */
+static mz_code take_only(sglang_import *in, bool first, mz_err *err) {
+    mz_code code = MZ_OK;
+    if (!first && in->layers != in->rows)
+        return mz_fail(err, MZ_EINPUT, "%s: %lld layers and %d experts, unlike the files before",
+                       in->path, (long long)in->rows, in->facts.experts);
+    in->layers = in->rows;
+    in->dense = mz_calloc((size_t)in->layers, sizeof *in->dense);
+    if (!in->dense)
+        return mz_fail_nomem(err, "layers");
+    for (int64_t l = 0; l < in->layers; l++) {
+        in->dense[l] = true;
+        for (int32_t e = 0; e < in->facts.experts; e++)
+            in->dense[l] = in->dense[l] && in->count[l * in->facts.experts + e] == 0;
+    }
+    code = add_step(in, err);
+    if (!code && in->gather.entries > 0 && !in->writer)
+        code = create(in, err);
+    if (!code && in->writer)
+        code = mz_gather_write(&in->gather, in->writer, in->report, err);
+    return code;
+}
+
+/* Facts that the first file settles. */
+static void settle(sglang_import *in) {
+    if (in->known)
+        return;
+    in->known = true;
+    in->facts.top_k = (int32_t)in->options->top_k;
+    in->facts.model_layers = (int32_t)(in->steps ? in->layers : in->rows);
+    in->facts.ranks = 1;
+    if (!in->options->step_meaning)
+        in->facts.step_meaning = in->steps ? MZ_STEP_FORWARD : MZ_STEP_NONE;
+}
+
+static mz_code read_file(sglang_import *in, mz_err *err) {
+    json_t *rest = NULL;
+    bool first = !in->known;
+    in->rows = 0;
+    in->steps = false;
+    free(in->dense);
+    in->dense = NULL;
+    mz_code code = mz_json_list(in->path, "logical_count", look, in, &rest, err);
+    bool any = in->rows > 0 || in->steps;
+    if (!code && !any)
+        code = json_object_get(rest, "logical_count")
+                   ? mz_fail(err, MZ_EINPUT,
+                             "%s: logical_count is not [layers][experts] or "
+                             "[steps][layers][experts]",
+                             in->path)
+                   : mz_fail(err, MZ_EINPUT, "%s: no member \"logical_count\": another format?",
+                             in->path);
+    json_decref(rest);
+    rest = NULL;
+    if (code)
+        return code;
+    if (first)
+        settle(in);
+    code = in->steps ? mz_json_list(in->path, "logical_count", take_step, in, &rest, err)
+                     : take_only(in, first, err);
+    json_decref(rest);
+    if (!code && !in->writer)
+        code = mz_fail(err, MZ_EINPUT, "%s: all counts are 0", in->path);
     return code;
 }
 
@@ -183,12 +246,14 @@ static mz_code import_files(mz_app *app, char **files, int count, const mz_impor
     sglang_import *in = mz_calloc(1, sizeof *in);
     if (!in)
         return mz_fail_nomem(err, "the importer");
-    *in = (sglang_import){.app = app, .options = options, .report = report};
+    *in = (sglang_import){
+        .app = app, .options = options, .output = output, .write = write, .report = report};
     in->gather.facts = &in->facts;
     mz_code code = mz_import_facts(app, options, &defaults, &in->facts, err);
     mz_progress progress = mz_progress_start(&app->log, "importing", "files", count);
     for (int i = 0; i < count && !code; i++) {
-        code = read_file(in, files[i], output, write, err);
+        in->path = files[i];
+        code = read_file(in, err);
         if (!code)
             code = mz_import_stopped(app, err);
         mz_progress_update(&progress, i + 1);
@@ -203,6 +268,7 @@ static mz_code import_files(mz_app *app, char **files, int count, const mz_impor
                  "rows of zeros, of dense layers and of steps without tokens");
     mz_gather_free(&in->gather);
     free(in->count);
+    free(in->dense);
     free(in);
     return code;
 }

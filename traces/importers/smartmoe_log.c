@@ -233,8 +233,9 @@ static mz_code take_shape(const log_file *list, int count, int64_t ranks, const 
 
 /* Reads one iteration's files into count [ranks][layers][micro-batches][experts] and writes it. */
 static mz_code import_step(const log_file *list, log_table *table, const log_table *shape,
-                           int64_t *count, const mz_trace_facts *facts, mz_trace_writer *writer,
-                           int64_t *token, mz_import_report *report, mz_err *err) {
+                           int64_t *count, const char **path, const mz_trace_facts *facts,
+                           mz_trace_writer *writer, int64_t *token, mz_import_report *report,
+                           mz_err *err) {
     int64_t each = shape->layers * shape->batches * shape->experts;
     for (int32_t r = 0; r < facts->ranks; r++) {
         mz_code code = read_table(list[r].path, table, err);
@@ -249,6 +250,7 @@ static mz_code import_step(const log_file *list, log_table *table, const log_tab
                 list[r].path, (long long)table->layers, (long long)table->batches,
                 (long long)table->experts, (long long)shape->layers, (long long)shape->batches,
                 (long long)shape->experts);
+        path[r] = list[r].path;
         memcpy(count + r * each, table->count, (size_t)each * sizeof *count);
     }
     mz_counts_step step = {.step = list[0].iteration,
@@ -256,11 +258,9 @@ static mz_code import_step(const log_file *list, log_table *table, const log_tab
                            .count = count,
                            .batch_stride = shape->experts,
                            .layer_stride = shape->batches * shape->experts,
-                           .rank_stride = each};
-    mz_code code = mz_counts_write(&step, facts, writer, token, report, err);
-    if (code == MZ_EINPUT)
-        mz_err_prefix(err, "%s (and the other ranks)", list[0].path);
-    return code;
+                           .rank_stride = each,
+                           .path = path};
+    return mz_counts_write(&step, facts, writer, token, report, err);
 }
 
 static mz_code import_steps(mz_app *app, const log_file *list, int count, log_table *table,
@@ -269,17 +269,18 @@ static mz_code import_steps(mz_app *app, const log_file *list, int count, log_ta
     log_table shape = *table;
     int64_t token = 0, each = shape.layers * shape.batches * shape.experts;
     int64_t *counts = mz_calloc((size_t)facts->ranks, (size_t)each * sizeof *counts);
-    if (!counts)
-        return mz_fail_nomem(err, "one iteration of counts");
+    const char **path = mz_calloc((size_t)facts->ranks, sizeof *path);
+    mz_code code = counts && path ? MZ_OK : mz_fail_nomem(err, "one iteration of counts");
     mz_progress progress = mz_progress_start(&app->log, "importing", "files", count);
-    mz_code code = MZ_OK;
     for (int i = 0; i < count && !code; i += facts->ranks) {
-        code = import_step(list + i, table, &shape, counts, facts, writer, &token, report, err);
+        code =
+            import_step(list + i, table, &shape, counts, path, facts, writer, &token, report, err);
         if (!code)
             code = mz_import_stopped(app, err);
         mz_progress_update(&progress, i + facts->ranks);
     }
     mz_progress_end(&progress);
+    free(path);
     free(counts);
     return code;
 }

@@ -48,7 +48,7 @@ static mz_code take_facts(speculative_import *in, const mz_jsonl *lines, mz_err 
 }
 
 /* Number of the row's sequence. */
-static mz_code sequence_of(speculative_import *in, const mz_jsonl *lines, int64_t *sequence,
+static mz_code sequence_of(speculative_import *in, const mz_jsonl *lines, int32_t *sequence,
                            mz_err *err) {
     const json_t *problem = json_object_get(lines->object, "problem_id");
     const char *dataset;
@@ -74,7 +74,8 @@ static mz_code sequence_of(speculative_import *in, const mz_jsonl *lines, int64_
 
 static mz_code take_row(void *self, const mz_jsonl *lines, mz_err *err) {
     speculative_import *in = self;
-    int64_t sequence, token, layer;
+    int32_t sequence;
+    int64_t token, layer;
     mz_code code = in->expert ? MZ_OK : take_facts(in, lines, err);
     if (!code)
         code = sequence_of(in, lines, &sequence, err);
@@ -108,12 +109,15 @@ static mz_code import_files(mz_app *app, char **files, int count, const mz_impor
     if (!in)
         return mz_fail_nomem(err, "the importer");
     *in = (speculative_import){.options = options};
-    in->tokens.facts = &in->facts;
+    in->tokens = mz_tokens_make(&in->facts, output);
     mz_code code = mz_import_facts(app, options, &defaults, &in->facts, err);
     for (int i = 0; i < count && !code; i++)
         code = mz_import_lines(app, files[i], take_row, in, err);
-    if (!code)
-        code = mz_tokens_write(&in->tokens, options, output, write, report, err);
+    if (!code) {
+        code = mz_tokens_write(app, &in->tokens, options, output, write, report, err);
+        if (code == MZ_EINPUT)
+            mz_err_prefix(err, count > 1 ? "%s and the other files" : "%s", files[0]);
+    }
     if (!code && report->skipped)
         snprintf(report->note, sizeof report->note, "of tokens that lack a layer");
     mz_tokens_free(&in->tokens);

@@ -6,147 +6,177 @@
 #include <stdlib.h>
 #include <string.h>
 
-struct mz_token_row {
-    int64_t sequence, token, layer;
-    size_t index; /* of its values */
-};
+/* The beginning of a record; ids and then weights follow. */
+typedef struct token_key {
+    int64_t token;
+    int32_t sequence, layer;
+} token_key;
 
-mz_code mz_tokens_sequence(mz_tokens *tokens, const char *name, int32_t domain, int64_t *sequence,
+static int by_place(const void *a, const void *b) {
+    token_key x, y;
+    memcpy(&x, a, sizeof x);
+    memcpy(&y, b, sizeof y);
+    if (x.sequence != y.sequence)
+        return x.sequence < y.sequence ? -1 : 1;
+    if (x.token != y.token)
+        return x.token < y.token ? -1 : 1;
+    return (x.layer > y.layer) - (x.layer < y.layer);
+}
+
+mz_tokens mz_tokens_make(mz_trace_facts *facts, const char *output) {
+    return (mz_tokens){.facts = facts, .rows = mz_spill_make(0, by_place, output)};
+}
+
+mz_code mz_tokens_sequence(mz_tokens *tokens, const char *name, int32_t domain, int32_t *sequence,
                            mz_err *err) {
-    if (!tokens->names && !(tokens->names = json_object()))
-        return mz_fail_nomem(err, "names of sequences");
-    const json_t *known = json_object_get(tokens->names, name);
-    if (known) {
-        *sequence = json_integer_value(known);
-        return MZ_OK;
-    }
-    *sequence = (int64_t)tokens->sequences;
-    if (!mz_grow((void **)&tokens->domain, &tokens->domain_room, tokens->sequences + 1,
-                 sizeof *tokens->domain) ||
-        json_object_set_new(tokens->names, name, json_integer(*sequence)))
-        return mz_fail_nomem(err, "names of sequences");
-    tokens->domain[tokens->sequences++] = domain;
+    bool fresh;
+    mz_code code = mz_names_number(&tokens->names, name, sequence, &fresh, err);
+    if (code || !fresh)
+        return code;
+    if (!mz_grow((void **)&tokens->domain, &tokens->domain_room, (size_t)*sequence + 1,
+                 sizeof *tokens->domain))
+        return mz_fail_nomem(err, "domains of sequences");
+    tokens->domain[*sequence] = domain;
     return MZ_OK;
 }
 
-mz_code mz_tokens_add(mz_tokens *tokens, int64_t sequence, int64_t token, int64_t layer,
+mz_code mz_tokens_add(mz_tokens *tokens, int32_t sequence, int64_t token, int64_t layer,
                       const uint16_t *expert, const float *weight, mz_err *err) {
-    size_t k = (size_t)tokens->facts->top_k, first = tokens->rows * k;
-    bool ok =
-        mz_grow((void **)&tokens->row, &tokens->row_room, tokens->rows + 1, sizeof *tokens->row) &&
-        mz_grow((void **)&tokens->expert, &tokens->expert_room, first + k, sizeof *tokens->expert);
-    if (ok && tokens->facts->has_weight)
-        ok = mz_grow((void **)&tokens->weight, &tokens->weight_room, first + k,
-                     sizeof *tokens->weight);
-    if (!ok)
-        return mz_fail_nomem(err, "rows of the log");
-    memcpy(tokens->expert + first, expert, k * sizeof *expert);
+    size_t k = (size_t)tokens->facts->top_k;
+    const token_key key = {.token = token, .sequence = sequence, .layer = (int32_t)layer};
+    if (!tokens->record) {
+        tokens->rows.size = sizeof key + k * sizeof *expert;
+        if (tokens->facts->has_weight)
+            tokens->rows.size += k * sizeof *weight;
+        tokens->record = mz_calloc(1, tokens->rows.size);
+        if (!tokens->record)
+            return mz_fail_nomem(err, "a row of the log");
+    }
+    memcpy(tokens->record, &key, sizeof key);
+    memcpy(tokens->record + sizeof key, expert, k * sizeof *expert);
     if (tokens->facts->has_weight) {
         double sum = 0;
-        memcpy(tokens->weight + first, weight, k * sizeof *weight);
+        memcpy(tokens->record + sizeof key + k * sizeof *expert, weight, k * sizeof *weight);
         for (size_t i = 0; i < k; i++)
             sum += weight[i];
-        tokens->normalized = (tokens->rows == 0 || tokens->normalized) && fabs(sum - 1) < 0.01;
+        tokens->normalized =
+            (tokens->rows.records == 0 || tokens->normalized) && fabs(sum - 1) < 0.01;
     }
-    tokens->row[tokens->rows] =
-        (mz_token_row){.sequence = sequence, .token = token, .layer = layer, .index = tokens->rows};
-    tokens->rows++;
-    return MZ_OK;
+    mz_code code = mz_labels_add(&tokens->layers, layer, err);
+    return code ? code : mz_spill_add(&tokens->rows, tokens->record, err);
 }
 
 void mz_tokens_forget(mz_tokens *tokens) {
-    tokens->rows = 0;
-}
-
-static int by_place(const void *a, const void *b) {
-    const mz_token_row *x = a, *y = b;
-    if (x->sequence != y->sequence)
-        return x->sequence < y->sequence ? -1 : 1;
-    if (x->token != y->token)
-        return x->token < y->token ? -1 : 1;
-    return (x->layer > y->layer) - (x->layer < y->layer);
-}
-
-static int by_number(const void *a, const void *b) {
-    int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
-    return (x > y) - (x < y);
+    mz_spill_clear(&tokens->rows);
+    tokens->layers.count = 0;
 }
 
 /* Layers of the trace: the different numbers that the log names. */
 static mz_code settle_layers(mz_tokens *tokens, mz_err *err) {
-    int64_t *layer = mz_calloc(tokens->rows + 1, sizeof *layer);
-    size_t distinct = 0;
-    if (!layer)
-        return mz_fail_nomem(err, "layers");
-    for (size_t i = 0; i < tokens->rows; i++)
-        layer[i] = tokens->row[i].layer;
-    qsort(layer, tokens->rows, sizeof *layer, by_number);
-    for (size_t i = 0; i < tokens->rows; i++)
-        distinct += i == 0 || layer[i] != layer[i - 1];
-    if (distinct > 0 && layer[tokens->rows - 1] - layer[0] == (int64_t)distinct - 1)
-        mz_import_note(tokens->facts, "layers=%lld-%lld", (long long)layer[0],
-                       (long long)layer[tokens->rows - 1]);
+    const mz_labels *layers = &tokens->layers;
+    size_t count = layers->count;
+    if (count == 0)
+        return mz_fail(err, MZ_EINPUT, "no row in it");
+    if (count > MZ_LAYERS_MAX)
+        return mz_fail(err, MZ_EINPUT, "%zu layers; there must be 1 to %d", count, MZ_LAYERS_MAX);
+    int64_t first = layers->value[0], last = layers->value[count - 1];
+    if (last - first == (int64_t)count - 1)
+        mz_import_note(tokens->facts, "layers=%lld-%lld", (long long)first, (long long)last);
     else
-        mz_import_note(tokens->facts, "layers=%zu of those up to %lld", distinct,
-                       tokens->rows ? (long long)layer[tokens->rows - 1] : 0);
-    free(layer);
-    if (distinct == 0 || distinct > MZ_LAYERS_MAX)
-        return mz_fail(err, MZ_EINPUT, "%zu layers; there must be 1 to %d", distinct,
-                       MZ_LAYERS_MAX);
-    tokens->facts->layers = (int32_t)distinct;
+        mz_import_note(tokens->facts, "layers=%zu of those up to %lld", count, (long long)last);
+    tokens->facts->layers = (int32_t)count;
     return MZ_OK;
 }
 
-/* Name of a sequence, for a message. */
-static const char *name_of(const mz_tokens *tokens, int64_t sequence) {
-    const char *name;
-    json_t *value;
-    json_object_foreach(tokens->names, name,
-                        value) if (json_integer_value(value) == sequence) return name;
-    return "?";
+/* The sequence being put together: whole tokens so far, and layers of the last one. */
+typedef struct sequence_state {
+    token_key last;
+    int64_t whole;
+    int32_t layers;
+    bool any;
+} sequence_state;
+
+/* Room for one more token; the sequence may have become too long. */
+static mz_code make_room(mz_tokens *tokens, int64_t whole, int32_t sequence, mz_err *err) {
+    size_t row = (size_t)tokens->facts->layers * (size_t)tokens->facts->top_k;
+    size_t each = row * (sizeof(uint16_t) + (tokens->facts->has_weight ? sizeof(float) : 0));
+    size_t values = ((size_t)whole + 1) * row;
+    if ((size_t)whole >= MZ_SEQUENCE_BYTES / each)
+        return mz_fail(err, MZ_EINPUT,
+                       "sequence %.80s: more than %zu tokens (%zu MiB), which is more than is held",
+                       mz_names_text(&tokens->names, sequence), MZ_SEQUENCE_BYTES / each,
+                       MZ_SEQUENCE_BYTES >> 20);
+    if (!mz_grow((void **)&tokens->expert, &tokens->expert_room, values, sizeof *tokens->expert) ||
+        (tokens->facts->has_weight &&
+         !mz_grow((void **)&tokens->weight, &tokens->weight_room, values, sizeof *tokens->weight)))
+        return mz_fail_nomem(err, "a sequence");
+    return MZ_OK;
 }
 
-/* Rows [first, first + count) are one sequence; its complete tokens go to the block. */
-static mz_code write_sequence(mz_tokens *tokens, mz_block *block, const mz_token_row *row,
-                              size_t count, mz_trace_writer *writer, mz_import_report *report,
-                              mz_err *err) {
-    size_t layers = (size_t)tokens->facts->layers, k = (size_t)tokens->facts->top_k;
-    int64_t whole = 0;
-    for (size_t i = 1; i < count; i++)
-        if (by_place(&row[i - 1], &row[i]) == 0)
-            return mz_fail(err, MZ_EINPUT, "sequence %.80s, token %lld, layer %lld: recorded twice",
-                           name_of(tokens, row->sequence), (long long)row[i].token,
-                           (long long)row[i].layer);
-    mz_code code = mz_block_begin(block, (int64_t)(count / layers), writer, report, err);
-    for (size_t i = 0, next; i < count && !code; i = next) {
-        for (next = i + 1; next < count && row[next].token == row[i].token; next++)
-            ;
-        if (next - i != layers) {
-            report->skipped += (int64_t)(next - i);
-            continue;
-        }
-        for (size_t l = 0; l < layers; l++) {
-            size_t to = ((size_t)whole * layers + l) * k, from = row[i + l].index * k;
-            memcpy(mz_block_expert(block) + to, tokens->expert + from, k * sizeof(uint16_t));
-            if (block->weights)
-                memcpy(mz_block_weight(block) + to, tokens->weight + from, k * sizeof(float));
-        }
-        whole++;
+/* One row behind those of its token that came before. */
+static mz_code take_row(mz_tokens *tokens, const unsigned char *record, sequence_state *state,
+                        mz_import_report *report, mz_err *err) {
+    size_t k = (size_t)tokens->facts->top_k;
+    token_key key;
+    memcpy(&key, record, sizeof key);
+    bool same = state->layers > 0 && state->last.token == key.token;
+    if (state->any && by_place(&state->last, &key) == 0)
+        return mz_fail(err, MZ_EINPUT, "sequence %.80s, token %lld, layer %d: recorded twice",
+                       mz_names_text(&tokens->names, key.sequence), (long long)key.token,
+                       key.layer);
+    if (!same) {
+        report->skipped += state->layers; /* of a token that lacks some */
+        state->layers = 0;
+        mz_code code = make_room(tokens, state->whole, key.sequence, err);
+        if (code)
+            return code;
     }
-    return code || whole == 0
-               ? code
-               : mz_block_end(block, whole, true, tokens->domain[row->sequence], err);
+    size_t to = ((size_t)state->whole * (size_t)tokens->facts->layers + (size_t)state->layers) * k;
+    memcpy(tokens->expert + to, record + sizeof key, k * sizeof(uint16_t));
+    if (tokens->facts->has_weight)
+        memcpy(tokens->weight + to, record + sizeof key + k * sizeof(uint16_t), k * sizeof(float));
+    state->last = key;
+    state->any = true;
+    if (++state->layers == tokens->facts->layers) {
+        state->whole++;
+        state->layers = 0;
+    }
+    return MZ_OK;
 }
 
-static mz_code write_rows(mz_tokens *tokens, mz_block *block, mz_trace_writer *writer,
-                          mz_import_report *report, mz_err *err) {
+/* The sequence that ended goes to the block. */
+static mz_code end_sequence(mz_tokens *tokens, sequence_state *state, mz_block *block,
+                            mz_trace_writer *writer, mz_import_report *report, mz_err *err) {
+    report->skipped += state->layers;
     mz_code code = MZ_OK;
-    for (size_t i = 0, next; i < tokens->rows && !code; i = next) {
-        for (next = i + 1;
-             next < tokens->rows && tokens->row[next].sequence == tokens->row[i].sequence; next++)
-            ;
-        code = write_sequence(tokens, block, tokens->row + i, next - i, writer, report, err);
+    if (state->whole > 0)
+        code = mz_block_add(block, tokens->expert, tokens->weight, state->whole,
+                            tokens->domain[state->last.sequence], writer, report, err);
+    state->whole = 0;
+    state->layers = 0;
+    return code;
+}
+
+static mz_code write_rows(const mz_app *app, mz_tokens *tokens, mz_block *block,
+                          mz_trace_writer *writer, mz_import_report *report, mz_err *err) {
+    sequence_state state = {.any = false};
+    const void *record = NULL;
+    mz_code code = mz_spill_rewind(&tokens->rows, err);
+    while (!code) {
+        code = mz_spill_next(&tokens->rows, &record, err);
+        if (code || !record)
+            break;
+        token_key key;
+        memcpy(&key, record, sizeof key);
+        if (state.any && key.sequence != state.last.sequence)
+            code = end_sequence(tokens, &state, block, writer, report, err);
+        if (!code)
+            code = take_row(tokens, record, &state, report, err);
+        if (!code)
+            code = mz_import_stopped(app, err);
     }
+    if (!code)
+        code = end_sequence(tokens, &state, block, writer, report, err);
     if (!code)
         code = mz_block_write(block, writer, report, err);
     if (!code && report->tokens == 0)
@@ -154,9 +184,9 @@ static mz_code write_rows(mz_tokens *tokens, mz_block *block, mz_trace_writer *w
     return code;
 }
 
-mz_code mz_tokens_write(mz_tokens *tokens, const mz_import_options *options, const char *output,
-                        const mz_trace_write_options *write, mz_import_report *report,
-                        mz_err *err) {
+mz_code mz_tokens_write(const mz_app *app, mz_tokens *tokens, const mz_import_options *options,
+                        const char *output, const mz_trace_write_options *write,
+                        mz_import_report *report, mz_err *err) {
     mz_trace_writer *writer = NULL;
     mz_trace_facts *facts = tokens->facts;
     mz_code code = settle_layers(tokens, err);
@@ -166,14 +196,13 @@ mz_code mz_tokens_write(mz_tokens *tokens, const mz_import_options *options, con
     facts->has_sequences = true;
     if (options->weights_normalized < 0)
         facts->weights_normalized = facts->has_weight && tokens->normalized;
-    qsort(tokens->row, tokens->rows, sizeof *tokens->row, by_place);
     mz_block block = {.layers = facts->layers,
                       .top_k = facts->top_k,
                       .weights = facts->has_weight,
                       .step_per_block = facts->step_meaning != MZ_STEP_NONE};
     code = mz_trace_create(output, facts, write, &writer, err);
     if (!code)
-        code = write_rows(tokens, &block, writer, report, err);
+        code = write_rows(app, tokens, &block, writer, report, err);
     if (!code)
         code = mz_trace_writer_close(&writer, err);
     if (writer)
@@ -183,10 +212,11 @@ mz_code mz_tokens_write(mz_tokens *tokens, const mz_import_options *options, con
 }
 
 void mz_tokens_free(mz_tokens *tokens) {
-    json_decref(tokens->names);
-    free(tokens->row);
+    mz_spill_free(&tokens->rows);
+    mz_labels_free(&tokens->layers);
+    mz_names_free(&tokens->names);
+    free(tokens->record);
+    free(tokens->domain);
     free(tokens->expert);
     free(tokens->weight);
-    free(tokens->domain);
-    *tokens = (mz_tokens){0};
 }

@@ -1,41 +1,47 @@
-/* Logs of one row per (sequence, token, layer) in any order: gathered, sorted, and written as whole
- * sequences. */
+/* Logs with one row per (sequence, token, layer), in any order, as servers under load write them:
+ * rows are sorted, tokens that lack a layer left out, and blocks of whole sequences become the
+ * calls of a trace (micro-batches of step 0, or steps). */
 #ifndef MIZAN_TRACES_IMPORTERS_TOKENS_H
 #define MIZAN_TRACES_IMPORTERS_TOKENS_H
 
-#include "traces/importers/common.h"
+#include "traces/importers/gather.h"
+#include "traces/importers/names.h"
+#include "traces/importers/spill.h"
 
-#include <jansson.h>
+/* Bytes of ids and weights of one sequence; a longer one is refused. */
+#define MZ_SEQUENCE_BYTES ((size_t)256 << 20)
 
-typedef struct mz_token_row mz_token_row;
-
-/* Memory: 40 bytes a row, 2 a pair, 4 a weight; the whole log is held. */
+/* Memory: that of a spill, the names and 4 bytes of every sequence, and the longest sequence. */
 typedef struct mz_tokens {
     mz_trace_facts *facts; /* top_k, experts, has_weight before the first row */
-    mz_token_row *row;
-    size_t rows, row_room;
-    uint16_t *expert;
+    mz_spill rows;
+    unsigned char *record; /* one row as the spill holds it */
+    mz_labels layers;
+    mz_names names; /* of sequences */
+    int32_t *domain;
+    size_t domain_room;
+    bool normalized;  /* the weights of every token so far sum to 1 within 1 % */
+    uint16_t *expert; /* of one sequence, [tokens][layers][top_k] */
     float *weight;
     size_t expert_room, weight_room;
-    json_t *names; /* number of each sequence's name */
-    int32_t *domain;
-    size_t sequences, domain_room;
-    bool normalized; /* the weights of every token so far sum to 1 within 1 % */
 } mz_tokens;
 
+/* `output` is the trace to be written; it must outlive the tokens. */
+mz_tokens mz_tokens_make(mz_trace_facts *facts, const char *output);
 /* Number of the sequence `name`; `domain` is taken when the name is new. */
-mz_code mz_tokens_sequence(mz_tokens *tokens, const char *name, int32_t domain, int64_t *sequence,
+mz_code mz_tokens_sequence(mz_tokens *tokens, const char *name, int32_t domain, int32_t *sequence,
                            mz_err *err);
 /* Adds a row. It is checked by the caller. `weight` may be NULL where the trace has none. */
-mz_code mz_tokens_add(mz_tokens *tokens, int64_t sequence, int64_t token, int64_t layer,
+mz_code mz_tokens_add(mz_tokens *tokens, int32_t sequence, int64_t token, int64_t layer,
                       const uint16_t *expert, const float *weight, mz_err *err);
 /* Forgets all rows so far. */
 void mz_tokens_forget(mz_tokens *tokens);
 /* Settles layers, ranks, weights_normalized (unless `options` say) and notes, creates the trace,
- * writes and closes it. Tokens that lack a layer are left out and counted. MZ_EINPUT: no row, or
- * the same (sequence, token, layer) twice. */
-mz_code mz_tokens_write(mz_tokens *tokens, const mz_import_options *options, const char *output,
-                        const mz_trace_write_options *write, mz_import_report *report, mz_err *err);
+ * writes and closes it. Tokens that lack a layer are left out and counted. MZ_EINPUT: no row, the
+ * same (sequence, token, layer) twice, or a sequence of more than MZ_SEQUENCE_BYTES. */
+mz_code mz_tokens_write(const mz_app *app, mz_tokens *tokens, const mz_import_options *options,
+                        const char *output, const mz_trace_write_options *write,
+                        mz_import_report *report, mz_err *err);
 void mz_tokens_free(mz_tokens *tokens);
 
 #endif

@@ -3,8 +3,9 @@
  * with layers [n], microbatches [n] (numbered through the run) and pre_logical_loads [n, experts],
  * the loads of the whole expert group before replicas. Who sent what is not recorded: one source
  * rank. Replicas' loads are left aside. Micro-batches become steps, as nothing says how many make
- * an iteration. */
+ * an iteration. Records are sorted; memory is that of the sorting and one step. */
 #include "traces/importers/rows.h"
+#include "traces/importers/spill.h"
 #include "traces/importers/table.h"
 
 #include "common/base/arena.h"
@@ -15,6 +16,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* The beginning of a record as it is sorted; 32-bit loads [experts] follow. */
+typedef struct load_key {
+    int64_t step, layer, record; /* record: within its chunk */
+    int64_t chunk;
+} load_key;
+
 typedef struct ultraep_import {
     mz_app *app;
     const mz_import_options *options;
@@ -22,10 +29,27 @@ typedef struct ultraep_import {
     mz_gather gather;
     mz_import_report *report;
     int64_t chunks, lost;
+    int64_t chunk;               /* being read */
     int64_t *layer, *step, *row; /* of one chunk; one row of loads */
     size_t layer_room, step_room;
+    mz_spill records;
+    unsigned char *record; /* one, as the spill holds it */
+    mz_trace_writer *writer;
     char path[4096]; /* of the chunk being read */
 } ultraep_import;
+
+static int by_step(const void *a, const void *b) {
+    load_key x, y;
+    memcpy(&x, a, sizeof x);
+    memcpy(&y, b, sizeof y);
+    if (x.step != y.step)
+        return x.step < y.step ? -1 : 1;
+    if (x.layer != y.layer)
+        return x.layer < y.layer ? -1 : 1;
+    if (x.chunk != y.chunk)
+        return x.chunk < y.chunk ? -1 : 1;
+    return (x.record > y.record) - (x.record < y.record);
+}
 
 static int recognise(const char *path, const unsigned char *head, size_t size) {
     (void)path;
@@ -63,7 +87,9 @@ static mz_code read_manifest(ultraep_import *in, const char *path, mz_err *err) 
     in->facts.top_k = (int32_t)in->options->top_k;
     in->facts.ranks = 1;
     in->row = mz_calloc((size_t)experts, sizeof *in->row);
-    return in->row ? MZ_OK : mz_fail_nomem(err, "a row of loads");
+    in->records.size = sizeof(load_key) + (size_t)experts * sizeof(uint32_t);
+    in->record = mz_calloc(1, in->records.size);
+    return in->row && in->record ? MZ_OK : mz_fail_nomem(err, "a row of loads");
 }
 
 /* "DIR/TRACE.manifest.json" to "DIR/TRACE.chunkNNNNNN.npz". */
@@ -101,6 +127,25 @@ static mz_code read_column(ultraep_import *in, const mz_zip *zip, const char *na
     return code;
 }
 
+/* Row in->row of record `index` to the spill. */
+static mz_code add_record(ultraep_import *in, int64_t index, mz_err *err) {
+    const load_key key = {
+        .step = in->step[index], .layer = in->layer[index], .record = index, .chunk = in->chunk};
+    bool any = false;
+    memcpy(in->record, &key, sizeof key);
+    for (int32_t e = 0; e < in->facts.experts; e++) {
+        uint32_t load = (uint32_t)in->row[e];
+        if (in->row[e] < 0 || in->row[e] > UINT32_MAX)
+            return mz_fail(err, MZ_EINPUT,
+                           "step %lld, layer %lld, expert %d: %lld is no count (0 to 2^32 - 1)",
+                           (long long)key.step, (long long)key.layer, e, (long long)in->row[e]);
+        any = any || load > 0;
+        memcpy(in->record + sizeof key + (size_t)e * sizeof load, &load, sizeof load);
+    }
+    mz_code code = any ? mz_labels_add(&in->gather.label, key.layer, err) : MZ_OK;
+    return code ? code : mz_spill_add(&in->records, in->record, err);
+}
+
 static mz_code read_records(ultraep_import *in, const mz_zip *zip, mz_err *err) {
     mz_tensor loads;
     mz_code code = mz_zip_npy(zip, "pre_logical_loads", &loads, err);
@@ -114,11 +159,10 @@ static mz_code read_records(ultraep_import *in, const mz_zip *zip, mz_err *err) 
     if (!code)
         code = read_column(in, zip, "microbatches", rows, &in->step, &in->step_room, err);
     for (int64_t i = 0; i < rows && !code; i++) {
-        mz_gather_key key = {.step = in->step[i], .layer = in->layer[i]};
         code = mz_tensor_read_int(zip->file, &loads, "pre_logical_loads", i * in->facts.experts,
                                   in->facts.experts, in->row, err);
         if (!code)
-            code = mz_rows_count(&in->gather, &key, in->row, in->options, in->report, err);
+            code = add_record(in, i, err);
         if (code == MZ_EINPUT)
             mz_err_prefix(err, "%s: record %lld", in->path, (long long)i);
     }
@@ -138,17 +182,55 @@ static mz_code read_chunk(ultraep_import *in, mz_err *err) {
     return code;
 }
 
+/* One record into the gather, whose step ends where the record's begins. */
+static mz_code take_record(ultraep_import *in, const unsigned char *record, int64_t *step,
+                           mz_err *err) {
+    load_key key;
+    memcpy(&key, record, sizeof key);
+    mz_code code = MZ_OK;
+    if (key.step != *step && in->gather.entries > 0)
+        code = mz_gather_write(&in->gather, in->writer, in->report, err);
+    *step = key.step;
+    for (int32_t e = 0; e < in->facts.experts; e++) {
+        uint32_t load;
+        memcpy(&load, record + sizeof key + (size_t)e * sizeof load, sizeof load);
+        in->row[e] = load;
+    }
+    const mz_gather_key call = {.step = key.step, .layer = key.layer};
+    if (!code)
+        code = mz_rows_count(&in->gather, &call, in->row, in->options, in->report, err);
+    if (code == MZ_EINPUT)
+        mz_err_prefix(err, "chunk %lld, record %lld", (long long)key.chunk, (long long)key.record);
+    return code ? code : mz_import_stopped(in->app, err);
+}
+
+static mz_code write_steps(ultraep_import *in, mz_err *err) {
+    const void *record = NULL;
+    int64_t step = 0;
+    mz_code code = mz_spill_rewind(&in->records, err);
+    while (!code) {
+        code = mz_spill_next(&in->records, &record, err);
+        if (code || !record)
+            break;
+        code = take_record(in, record, &step, err);
+    }
+    return code ? code : mz_gather_write(&in->gather, in->writer, in->report, err);
+}
+
 static mz_code write_trace(ultraep_import *in, const char *manifest, const char *output,
                            const mz_trace_write_options *write, mz_err *err) {
-    if (in->gather.entries == 0)
+    if (in->gather.label.count == 0)
         return mz_fail(err, MZ_EINPUT, "%s: all loads are 0", manifest);
-    mz_code code = mz_gather_settle(&in->gather, err);
-    if (code)
-        return code;
+    mz_code code = mz_gather_settle_labels(&in->gather, err);
     mz_import_note(&in->facts, "counts=whole expert group; step=micro-batch; lost records=%lld",
                    (long long)in->lost);
-    code = mz_gather_write_all(&in->gather, output, write, in->report, err);
-    return code == MZ_EINPUT ? mz_err_prefix(err, "%s", manifest) : code;
+    if (!code)
+        code = mz_trace_create(output, &in->facts, write, &in->writer, err);
+    if (!code)
+        code = write_steps(in, err);
+    if (code == MZ_EINPUT)
+        mz_err_prefix(err, "%s", manifest);
+    return code ? code : mz_trace_writer_close(&in->writer, err);
 }
 
 static mz_code import_files(mz_app *app, char **files, int count, const mz_import_options *options,
@@ -167,6 +249,7 @@ static mz_code import_files(mz_app *app, char **files, int count, const mz_impor
     in->options = options;
     in->report = report;
     in->gather.facts = &in->facts;
+    in->records = mz_spill_make(0, by_step, output);
     mz_code code = count == 1 ? mz_import_facts(app, options, &defaults, &in->facts, err)
                               : mz_fail(err, MZ_EINPUT,
                                         "ultraep takes one manifest (its chunks lie beside it), "
@@ -175,6 +258,7 @@ static mz_code import_files(mz_app *app, char **files, int count, const mz_impor
     if (!code)
         code = read_manifest(in, files[0], err);
     for (int64_t c = 0; c < in->chunks && !code; c++) {
+        in->chunk = c;
         code = chunk_path(in, files[0], c, err);
         if (!code)
             code = read_chunk(in, err);
@@ -183,7 +267,11 @@ static mz_code import_files(mz_app *app, char **files, int count, const mz_impor
     }
     if (!code)
         code = write_trace(in, files[0], output, write, err);
+    if (in->writer)
+        mz_trace_writer_abandon(&in->writer);
     mz_gather_free(&in->gather);
+    mz_spill_free(&in->records);
+    free(in->record);
     free(in->layer);
     free(in->step);
     free(in->row);

@@ -17,7 +17,8 @@
 enum { PROFILE_ROWS = 32 };
 
 typedef struct logger_row {
-    int64_t sequence, token, layer;
+    int32_t sequence;
+    int64_t token, layer;
     uint16_t *expert; /* [top_k] */
     float *weight;
 } logger_row;
@@ -130,8 +131,8 @@ static mz_code like_first(logger_import *in, bool *like, mz_err *err) {
 /* The run of equal rows at the start has ended: profiling, or the log itself. */
 static void end_start(logger_import *in) {
     in->started = true;
-    if (in->tokens.rows >= PROFILE_ROWS) {
-        in->report->skipped += (int64_t)in->tokens.rows;
+    if (in->tokens.rows.records >= PROFILE_ROWS) {
+        in->report->skipped += in->tokens.rows.records;
         mz_tokens_forget(&in->tokens);
     }
 }
@@ -187,19 +188,22 @@ static mz_code import_files(mz_app *app, char **files, int count, const mz_impor
     if (!in)
         return mz_fail_nomem(err, "the importer");
     *in = (logger_import){.options = options, .report = report};
-    in->tokens.facts = &in->facts;
+    in->tokens = mz_tokens_make(&in->facts, output);
     mz_code code = mz_import_facts(app, options, &defaults, &in->facts, err);
     for (int i = 0; i < count && !code; i++)
         code = mz_import_lines(app, files[i], take_line, in, err);
     if (!code && !in->started && options->skip_rows <= 0)
         end_start(in);
     int64_t start = report->skipped;
-    if (!code && in->tokens.rows == 0)
+    if (!code && in->tokens.rows.records == 0)
         code = mz_fail(err, MZ_EINPUT, "%s: no row but the %lld equal ones of a profiling run",
                        files[0], (long long)start);
     mz_import_note(&in->facts, "rows left out at the start=%lld", (long long)start);
-    if (!code)
-        code = mz_tokens_write(&in->tokens, options, output, write, report, err);
+    if (!code) {
+        code = mz_tokens_write(app, &in->tokens, options, output, write, report, err);
+        if (code == MZ_EINPUT)
+            mz_err_prefix(err, count > 1 ? "%s and the other files" : "%s", files[0]);
+    }
     if (!code && report->skipped)
         snprintf(report->note, sizeof report->note,
                  "%lld at the start (profiling), %lld of tokens that lack a layer",
