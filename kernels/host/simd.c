@@ -74,6 +74,11 @@ INLINE float factor_of(float x) {
 
 enum { LINE = 64 };
 
+/* The line `at` bytes from `row`, which need not be anyone's. */
+INLINE void fetch(const void *row, int64_t at) {
+    __builtin_prefetch((const void *)((uintptr_t)row + (uintptr_t)at));
+}
+
 /* Streaming writes whole lines. */
 INLINE mz_way way_of(const void *to, size_t bytes, bool stream) {
 #if defined(__AVX2__)
@@ -93,7 +98,7 @@ static void copy(void *to, const void *from, const void *next, size_t bytes, boo
         return;
     }
     for (size_t i = 0; i < bytes; i += LINE) {
-        __builtin_prefetch((const char *)next + i);
+        fetch(next, (int64_t)i);
         for (size_t j = i; j < i + LINE; j += SUMS * sizeof(float)) {
             const sums zero = {0};
             const sums v = from ? load16_f32((const void *)((const char *)from + j)) : zero;
@@ -112,11 +117,11 @@ INLINE void scale16(mz_dtype type, void *to, const void *from, float factor, int
 
 INLINE void scale_of(mz_dtype type, void *to, const void *from, const void *next, float factor,
                      int64_t n, mz_way way) {
-    const size_t size = type == MZ_BF16 ? 2 : 4;
+    const int64_t size = type == MZ_BF16 ? 2 : 4;
     int64_t i = 0;
     factor = factor_of(factor);
     for (; i + 2 * SUMS <= n; i += 2 * SUMS) {
-        __builtin_prefetch((const char *)next + (size_t)i * size);
+        fetch(next, i * size);
         scale16(type, to, from, factor, i, SUMS, way);
         scale16(type, to, from, factor, i + SUMS, SUMS, way);
     }
@@ -160,11 +165,11 @@ INLINE void combine16(const mz_row_sum *r, mz_dtype type, int64_t i, int64_t n, 
 }
 
 INLINE void combine_of(const mz_row_sum *r, mz_dtype type, mz_way way) {
-    const size_t size = type == MZ_BF16 ? 2 : 4;
+    const int64_t size = type == MZ_BF16 ? 2 : 4;
     int64_t i = 0;
     for (; i + 2 * SUMS <= r->n; i += 2 * SUMS) {
         for (int64_t k = 0; k < r->next_rows; k++)
-            __builtin_prefetch((const char *)r->next[k] + (size_t)i * size, 0, 2);
+            fetch(r->next[k], i * size);
         combine16(r, type, i, SUMS, way);
         combine16(r, type, i + SUMS, SUMS, way);
     }
@@ -188,10 +193,10 @@ static void combine(const mz_row_sum *r) {
  */
 
 /* The line of column i of the row that begins `ahead` bytes further on, where a line begins. */
-INLINE void fetch(mz_dtype type, const void *row, int64_t ahead, int64_t i) {
+INLINE void fetch_line(mz_dtype type, const void *row, int64_t ahead, int64_t i) {
     const int64_t at = ahead + i * (type == MZ_BF16 ? 2 : 4);
     if (at % LINE == 0)
-        __builtin_prefetch((const void *)((uintptr_t)row + (uintptr_t)at));
+        fetch(row, at);
 }
 
 INLINE lanes sigmoid_of(mz_dtype type, lanes x) {
@@ -216,8 +221,8 @@ INLINE float swiglu_of(mz_dtype type, void *h, const void *u, const void *v, int
     sums sum = {0};
     int64_t i = 0;
     for (; i + SUMS <= n; i += SUMS) {
-        fetch(type, u, next, i); /* of the next row */
-        fetch(type, v, next, i);
+        fetch_line(type, u, next, i); /* of the next row */
+        fetch_line(type, v, next, i);
         swiglu16(&sum, type, h, u, v, i, SUMS, way);
     }
     if (i < n)
@@ -260,9 +265,9 @@ INLINE float swiglu_back_of(const mz_swiglu_row row, mz_dtype type, mz_way way) 
     sums sum = {0};
     int64_t i = 0;
     for (; i + SUMS <= n; i += SUMS) {
-        fetch(type, row.u, next, i); /* of the next row */
-        fetch(type, row.v, next, i);
-        fetch(type, row.dh, next / 2, i);
+        fetch_line(type, row.u, next, i); /* of the next row */
+        fetch_line(type, row.v, next, i);
+        fetch_line(type, row.dh, next / 2, i);
         swiglu_back16(&sum, &row, type, factor, i, SUMS, way);
     }
     if (i < n)
