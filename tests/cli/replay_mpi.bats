@@ -1,0 +1,114 @@
+#!/usr/bin/env bats
+# mizan replay under mpirun: the same results whatever the number of processes; whatever happens to one, all end soon,
+# each that can with one line.
+
+load common
+
+setup() {
+    enter_tmpdir
+    command -v mpirun >/dev/null || skip "no mpirun"
+    [ -e "${mizan%/*}/mizan-mpi.so" ] || skip "built without Open MPI"
+    example=$(ls "$root"/traces/example/*.h5 | head -n 1)
+    export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 # containers
+    export OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_MCA_btl=self,vader OMPI_MCA_btl_vader_single_copy_mechanism=none
+    # Open MPI's own memory is not ours to watch.
+    export ASAN_OPTIONS=${ASAN_OPTIONS:-}:detect_leaks=0
+    unset MIZAN_REPLAY_FAULT
+    replay=("$mizan" replay --trace "$example" --model olmoe-1b-7b --threads 1 -q --hidden 64 --inter 32 --layers 2)
+}
+
+# broken FAULT PROCESSES LINES POLICY: ends within 30 s, not with 0, with at least LINES lines and one per process at most.
+broken() {
+    local fault=$1 processes=$2 least=$3 policy=$4 start=$SECONDS lines
+    run --separate-stderr env MIZAN_REPLAY_FAULT="$fault" timeout 60 mpirun --quiet -n "$processes" "${replay[@]}" --steps 1 --warmup 0 \
+        --policy "$policy" --timeout 3
+    echo "$fault: exit code $status after $((SECONDS - start)) s; stdout: $output; stderr: $stderr"
+    [ "$status" -ne 0 ]
+    [ "$status" -ne 124 ]
+    [ $((SECONDS - start)) -lt 30 ]
+    [ -z "$output" ]
+    lines=$(printf '%s\n' "$stderr" | grep -c '^mizan: replay: ')
+    [ "$lines" -ge "$least" ]
+    [ "$lines" -le "$processes" ]
+    [[ $stderr == *"process "*" of $processes (ranks "* ]]
+    ! pgrep -f "^$mizan replay --trace $example .*--timeout 3$" >/dev/null
+}
+
+@test "1, 2, 4 and 8 processes compute the same bytes and count the same" {
+    "${replay[@]}" --steps 2 --policy 'static,symi,ultraep,lrmoe[keep=0.5]' --digest --json >0.json
+    for processes in 1 2 4 8; do
+        mpirun --quiet -n $processes "${replay[@]}" --steps 2 --policy 'static,symi,ultraep,lrmoe[keep=0.5]' --transport mpi \
+            --digest --json >$processes.json
+    done
+    "$python" - <<'EOF2'
+import json
+alone = json.load(open("0.json"))
+for p in (1, 2, 4, 8):
+    r = json.load(open(f"{p}.json"))
+    assert r["settings"]["processes"] == p and r["settings"]["transport"] == "mpi"
+    assert r["settings"]["digests"] == alone["settings"]["digests"], p
+    assert r["settings"]["verified"]["tokens"] == alone["settings"]["verified"]["tokens"], p
+    for a, b in zip(alone["runs"], r["runs"]):
+        for key in ("peak_memory_bytes", "memory_bytes", "dispatch_bytes", "combine_bytes", "backward_dispatch_bytes",
+                    "backward_combine_bytes", "transfer_bytes", "kept_pairs_fraction", "dropped_pairs_fraction", "rank_imbalance"):
+            assert a[key] == b[key], (p, a["policy"], key, a[key], b[key])
+EOF2
+}
+
+@test "without --transport mpirun means mpi, and only process 0 speaks" {
+    mpirun --quiet -n 2 "${replay[@]}" --steps 1 --policy static -o out.h5 >out
+    grep -q "8 ranks in 2 processes, transport mpi" out
+    [ "$(grep -c '^lossless' out)" -eq 1 ]
+    [ -s out.h5 ]
+}
+
+@test "what does not fit is refused by every process" {
+    run mpirun --quiet -n 3 "${replay[@]}" --steps 1 --policy static
+    echo "$output"
+    [ "$status" -eq 2 ]
+    [[ $output == *"8 ranks cannot be spread over 3 processes"* ]]
+    run mpirun --quiet -n 2 "${replay[@]}" --steps 1 --policy static --transport local
+    echo "$output"
+    [ "$status" -eq 2 ]
+    [[ $output == *"pass --transport mpi"* ]]
+    [ -e /dev/nvidia0 ] && return
+    run mpirun --quiet -n 2 "${replay[@]}" --steps 1 --policy static --transport nccl
+    echo "$output"
+    [ "$status" -eq 3 ]
+    [[ $output == *"--transport nccl needs"* ]]
+}
+
+@test "a process is killed in each phase" {
+    for phase in router count_exchange planner weight_move pack dispatch experts combine unpack backward_pack backward_dispatch \
+        backward_experts backward_combine backward_other replica_reduce gradient_reduce optimizer; do
+        broken "kill:$phase:5:0" 2 1 ultraep
+    done
+    broken "kill:score:5:0" 2 1 'lrmoe[keep=0.5]'
+    broken "kill:experts:3:0" 4 1 'lrmoe[keep=0.5]'
+}
+
+@test "a process hangs" {
+    broken "hang:experts:5:0" 4 1 ultraep
+    broken "hang:gradient_reduce:0:0" 2 1 static
+}
+
+@test "memory is short in one process, before the first step and within it" {
+    broken "oom:1:3" 4 1 static
+    broken "oom:60:3" 2 1 'lrmoe[keep=0.5]'
+}
+
+@test "a message between processes is corrupted" {
+    broken "corrupt:dispatch:5:0" 2 1 static
+}
+
+@test "a job that is ended from outside leaves nobody" {
+    mpirun --quiet -n 2 "${replay[@]}" --steps 1 --repeat 5000 --policy static --timeout 3 >out 2>err &
+    pid=$!
+    sleep 4
+    kill -TERM $pid
+    wait $pid || true
+    sleep 2
+    cat err
+    [ ! -s out ]
+    ! pgrep -f "^$mizan replay --trace $example .*--timeout 3$" >/dev/null
+}
