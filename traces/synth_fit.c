@@ -26,7 +26,8 @@ enum {
     CLASS_TOKENS = 24, /* fewer classes where a class would have fewer tokens to learn from */
     ROUNDS = 12,
     PROFILES = 4096,
-    TUNE_ROUNDS = 16,
+    TUNE_ROUNDS = 20,
+    FULL_ROUNDS = 10,
     TUNE_TOKENS = 24000,
     TUNE_LEAST = 1000,
     TUNE_ODDS = 300000000 /* tokens x layers x experts of a round, which its time goes with */
@@ -363,12 +364,16 @@ enum { MOVED = 5 };
 typedef struct tune {
     mz_stats_sequence *sequence;
     mz_stats_token *token;
-    int64_t sequences; /* drawn for every layer */
-    double *count;     /* [2][E] of the layer at hand */
-    double *moved;     /* [E][MOVED] sums over sequences, of how their shares follow the course */
-    int64_t *own;      /* [E] of a sequence */
-    uint16_t *expert;  /* of a sequence */
-    uint16_t *first;   /* of all tokens drawn, in the layer before */
+    int64_t sequences; /* drawn for every layer, each round others */
+    int64_t from;      /* the first of the round */
+    double gain; /* of the round: less and less, so that the noise of what was drawn averages out */
+    double *count;        /* [2][E] of the layer at hand */
+    double *drawn;        /* [layers][2][E] of all rounds with a gain below 1 */
+    double *drawn_tokens; /* [layers] likewise */
+    double *moved;    /* [E][MOVED] sums over sequences, of how their shares follow the course */
+    int64_t *own;     /* [E] of a sequence */
+    uint16_t *expert; /* of a sequence */
+    uint16_t *first;  /* of all tokens drawn, in the layer before */
     double *metric;
 } tune;
 
@@ -411,7 +416,7 @@ static void draw_layer(const fit *f, const tune *u, mz_model_draw *draw, int32_t
     int64_t experts = f->facts->experts, k = f->facts->top_k, done = 0;
     memset(u->count, 0, (size_t)(2 * experts) * sizeof *u->count);
     memset(u->moved, 0, (size_t)(MOVED * experts) * sizeof *u->moved);
-    for (int64_t i = 0; i < u->sequences && !stopped(f); i++) {
+    for (int64_t i = u->from; i < u->from + u->sequences && !stopped(f); i++) {
         tune_at(f, draw, i);
         memset(u->own, 0, (size_t)experts * sizeof *u->own);
         int64_t n = f->model->length[mz_model_profile(draw, i)];
@@ -436,22 +441,38 @@ static void draw_layer(const fit *f, const tune *u, mz_model_draw *draw, int32_t
     }
 }
 
-/* Scales the odds of all classes by how much more often the trace chooses an expert. */
-static void tune_popularity(const fit *f, const tune *u, int32_t layer, double tokens) {
+/* The odds of expert i of [2][E], of all classes, times a ratio that is not too far from 1. */
+static void scale_odds(const fit *f, int32_t layer, int64_t i, double ratio) {
     const mz_synth_model *m = f->model;
-    int64_t experts = f->facts->experts;
-    for (int64_t i = 0; i < 2 * experts; i++) {
-        double share = (f->odds[2 * (int64_t)layer * experts + i] + 1) / (double)f->tokens;
-        double ratio = share / ((u->count[i] + 1) / tokens);
-        ratio = ratio > 4 ? 4 : ratio < 0.25 ? 0.25 : ratio;
-        for (int32_t c = 0; c < f->classes; c++)
-            m->odds[2 * ((int64_t)c * m->facts.layers + layer) * experts + i] *= (float)ratio;
+    float factor = (float)fmin(fmax(ratio, 0.25), 4);
+    for (int32_t c = 0; c < f->classes; c++)
+        m->odds[2 * ((int64_t)c * m->facts.layers + layer) * f->facts->experts + i] *= factor;
+}
+
+/* Moves popularity towards the trace's, and adds up what was drawn once the steps are small. */
+static void tune_popularity(const fit *f, const tune *u, int32_t layer, double tokens) {
+    int64_t cells = 2 * (int64_t)f->facts->experts;
+    for (int64_t i = 0; i < cells; i++) {
+        double share = (f->odds[layer * cells + i] + 1) / (double)f->tokens;
+        scale_odds(f, layer, i, 1 + u->gain * (1 - (u->count[i] + 1) / (tokens * share)));
+        u->drawn[layer * cells + i] += u->gain < 1 ? u->count[i] : 0;
+    }
+    u->drawn_tokens[layer] += u->gain < 1 ? tokens : 0;
+}
+
+/* What rounds of few sequences leave, popularity too flat, is seen in all of them together. */
+static void correct_popularity(const fit *f, const tune *u, int32_t layer) {
+    int64_t cells = 2 * (int64_t)f->facts->experts;
+    for (int64_t i = 0; i < cells; i++) {
+        double share = (f->odds[layer * cells + i] + 1) / (double)f->tokens;
+        double have = (u->drawn[layer * cells + i] + 1) / u->drawn_tokens[layer];
+        scale_odds(f, layer, i, share / have);
     }
 }
 
-static void move(double *parameter, double by, double low, double high) {
+static void move(const tune *u, double *parameter, double by, double low, double high) {
     if (isfinite(by))
-        *parameter = fmin(fmax(*parameter + by, low), high);
+        *parameter = fmin(fmax(*parameter + u->gain * by, low), high);
 }
 
 /* The token's experts without repetitions; how many. */
@@ -527,13 +548,14 @@ static mz_code tune_layer(fit *f, tune *u, mz_model_draw *draw, int32_t layer, c
     double gap1 = wanted[MZ_REUSE] - u->metric[MZ_REUSE];
     double gap4 = wanted[MZ_REUSE + 2] - u->metric[MZ_REUSE + 2];
     double gap = wanted[far] - u->metric[far];
-    move(&m->taste[layer], 10 * gap, 0, 8);
-    move(&m->local[layer], 5 * (gap4 - gap), 0, 3);
-    move(&m->keep[layer], gap1 - gap4, 0, 0.9);
-    move(&m->wander[layer], u->metric[MZ_HALF_SAME] - wanted[MZ_HALF_SAME], 0, 1);
-    move(&m->link_power[layer], 0.8 * (wanted[MZ_MI_BITS] - u->metric[MZ_MI_BITS]), 0, 3);
-    move(&m->team_power[layer], 3 * (wanted[MZ_TEAM_PARTNER] - u->metric[MZ_TEAM_PARTNER]), 0, 3);
-    move(&m->bend[layer], 0.5 * (1 - slope(u, m->facts.experts)), 0, 4);
+    move(u, &m->taste[layer], 10 * gap, 0, 8);
+    move(u, &m->local[layer], 5 * (gap4 - gap), 0, 3);
+    move(u, &m->keep[layer], gap1 - gap4, 0, 0.9);
+    move(u, &m->wander[layer], u->metric[MZ_HALF_SAME] - wanted[MZ_HALF_SAME], 0, 1);
+    move(u, &m->link_power[layer], 0.8 * (wanted[MZ_MI_BITS] - u->metric[MZ_MI_BITS]), 0, 3);
+    move(u, &m->team_power[layer], 3 * (wanted[MZ_TEAM_PARTNER] - u->metric[MZ_TEAM_PARTNER]), 0,
+         3);
+    move(u, &m->bend[layer], 0.5 * (1 - slope(u, m->facts.experts)), 0, 4);
     mz_note(&f->app->log,
             "layer %d: reuse %+.3f %+.3f %+.3f halves %+.2f bits %+.2f partner %+.2f; taste %.2f "
             "wander %.2f local %.2f keep %.2f link %.2f team %.2f bend %.2f",
@@ -560,19 +582,32 @@ static mz_code tune_model(fit *f, uint64_t seed, const double *wanted, mz_err *e
         tune_at(f, lengths, u.sequences);
         tokens += f->model->length[mz_model_profile(lengths, u.sequences)];
     }
+    for (int round = 1; round < TUNE_ROUNDS; round++) {
+        int64_t sum = 0;
+        for (int64_t i = round * u.sequences; i < (round + 1) * u.sequences; i++) {
+            tune_at(f, lengths, i);
+            sum += f->model->length[mz_model_profile(lengths, i)];
+        }
+        tokens = sum > tokens ? sum : tokens;
+    }
     mz_model_draw_close(&lengths);
     u.count = MZ_NEW(&f->arena, double, 2 * (int64_t)f->facts->experts);
+    u.drawn = MZ_NEW(&f->arena, double, 2 * (int64_t)f->facts->layers * f->facts->experts);
+    u.drawn_tokens = MZ_NEW(&f->arena, double, f->facts->layers);
     u.moved = MZ_NEW(&f->arena, double, MOVED *(int64_t)f->facts->experts);
     u.own = MZ_NEW(&f->arena, int64_t, f->facts->experts);
     u.expert = MZ_NEW(&f->arena, uint16_t, longest * (k + 1));
     u.first = MZ_NEW(&f->arena, uint16_t, tokens);
     u.metric = MZ_NEW(&f->arena, double, MZ_STATS_METRICS);
-    if (!u.count || !u.moved || !u.own || !u.expert || !u.first || !u.metric)
+    if (!u.count || !u.drawn || !u.drawn_tokens || !u.moved || !u.own || !u.expert || !u.first ||
+        !u.metric)
         return mz_fail_nomem(err, "the statistics of a model");
     mz_progress progress = mz_progress_start(&f->app->log, "tuning", "rounds", TUNE_ROUNDS);
     for (int round = 0; round < TUNE_ROUNDS && !code; round++) {
         mz_arena arena = {0};
         mz_model_draw *draw = NULL;
+        u.from = round * u.sequences;
+        u.gain = round < FULL_ROUNDS ? 1 : (double)FULL_ROUNDS / (round + 1);
         code =
             mz_stats_sequence_make(&arena, f->facts->layers, f->facts->experts, &u.sequence, err);
         if (!code)
@@ -589,6 +624,8 @@ static mz_code tune_model(fit *f, uint64_t seed, const double *wanted, mz_err *e
             code = mz_fail(err, MZ_EABORTED, "interrupted");
     }
     mz_progress_end(&progress);
+    for (int32_t l = 0; l < f->facts->layers && !code; l++)
+        correct_popularity(f, &u, l);
     return code;
 }
 

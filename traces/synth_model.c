@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { RECENT = 32, WANDER_TOKENS = 128, LOCAL_TOKENS = 12, LINK_BYTES = 256 << 20 };
+enum { RECENT = 24, WANDER_TOKENS = 256, LOCAL_TOKENS = 6, LINK_BYTES = 256 << 20 };
 
 /* Names of the random streams. */
 enum { DRAW_PROFILE = 1, DRAW_CLASS, DRAW_TASTE, DRAW_EXPERT, DRAW_GATE };

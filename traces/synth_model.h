@@ -7,12 +7,12 @@
  *   before gave to the token, which makes layers depend on each other;
  * - team: the others' odds times (P(b | first) / P(b))^team_l, which makes experts come in teams;
  * - taste: all odds times exp(taste_l (sqrt(1 - wander_l) x + sqrt(wander_l) y) + local_l z), x, y,
- * z normal per expert: x per sequence, y drawn anew after 128 tokens on average, z after 12;
+ * z normal per expert: x per sequence, y drawn anew after 256 tokens on average, z after 6;
  * - keep: with probability keep_l the experts of the token before.
  * - tilt: all odds times exp(bend_l tilt_s,e), tilt of the step s, where popularity moves.
  * A sequence has its own mix of classes, one of `profiles` recorded ones, of steps near its own.
  * Along it the class of the token before goes on with probability `stay`, that of one of the last
- * 32 tokens comes back with probability `recall`. Gate weights are drawn from recorded vectors of
+ * 24 tokens comes back with probability `recall`. Gate weights are drawn from recorded vectors of
  * the layer.
  *
  * Only recorded traces support claims about training. Threads: one model belongs to one thread. */

@@ -4,15 +4,15 @@
 
 #include <math.h>
 
-enum { DOMAINS = 5, DOMAIN_CLASSES = 64, PROFILES = 320, SEQUENCE_CLASSES = 10 };
+enum { DOMAINS = 5, DOMAIN_CLASSES = 64, PROFILES = 320, SEQUENCE_CLASSES = 64 };
 
 /* Of the pairs profiles. Ranges over layers run from the first value to the second. */
-static const double SIGMA[2] = {0.4, 1.0}; /* of log popularity */
-static const double DOMAIN_SIGMA = 0.7;    /* ... of a domain's own */
-static const double CLASS_SIGMA = 1.5;     /* ... of a class of tokens */
-static const double FIRST_POWER = 1.1;     /* first experts are more concentrated */
-static const double LINK_SIGMA = 2.4, TEAM_SIGMA = 1.8;
-static const double TASTE[2] = {0.3, 1.2}, WANDER = 0.3, LOCAL = 0.6, KEEP = 0.08;
+static const double SIGMA[2] = {0.45, 1.2}; /* of log popularity */
+static const double DOMAIN_RATIO = 1.95;    /* ... of a domain's own, over the layer's */
+static const double CLASS_SIGMA = 1.4;      /* ... of a class of tokens */
+static const double FIRST_POWER = 1.1;      /* first experts are more concentrated */
+static const double LINK_SIGMA = 2.8, TEAM_SIGMA = 2.6;
+static const double TASTE[2] = {0.8, 1.8}, WANDER = 1.0, LOCAL = 0.6, KEEP = 0.08;
 static const double STAY = 0.1, RECALL = 0.1;
 static const double LENGTH_SIGMA = 0.6; /* of log tokens of a sequence */
 static const double GATE_FALL = 0.5;    /* weight of rank j: j^-a, a from 0.1 to 0.9 */
@@ -34,8 +34,8 @@ static void make_layer(mz_synth_model *m, uint64_t seed, int32_t layer, double s
         for (int32_t c = 0; c < m->classes; c++) {
             mz_rng domain = stream(seed, 2, layer * experts + e, c / DOMAIN_CLASSES);
             mz_rng own = stream(seed, 3, layer * experts + e, c);
-            double all =
-                base + DOMAIN_SIGMA * mz_rng_normal(&domain) + CLASS_SIGMA * mz_rng_normal(&own);
+            double all = base + DOMAIN_RATIO * sigma * mz_rng_normal(&domain) +
+                         CLASS_SIGMA * mz_rng_normal(&own);
             float *odds = m->odds + 2 * ((int64_t)c * m->facts.layers + layer) * experts + e;
             odds[0] = expf((float)(FIRST_POWER * all));
             odds[experts] = expf((float)all);
