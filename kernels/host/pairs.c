@@ -20,21 +20,26 @@ static int64_t pairs_before(const mz_score_args *a, int64_t token) {
     return a->token_begin ? a->token_begin[token] : token * a->k;
 }
 
-/* to[i] = value of the token of pair first + i; `token` is that of the first pair. Four at a time,
- * over what the next token overwrites: `to` has room for three more. */
+/* n copies, four at a time: `to` has room for three more. */
+static inline void put_copies(float value, int64_t n, float *to) {
+    const float four[4] = {value, value, value, value};
+    for (int64_t i = 0; i < n; i += 4)
+        memcpy(to + i, four, sizeof four);
+}
+
+/* to[i] = value of the token of pair first + i; `token` is that of the first pair. `to` has room
+ * for three more, and what a token writes too much the next one overwrites. */
 static void spread(const mz_score_args *a, const float *value, int64_t token, int64_t first,
                    int64_t n, float *to) {
-    int64_t i = 0, stop = pairs_before(a, token + 1) - first;
-    for (;;) {
-        const float four[4] = {value[token], value[token], value[token], value[token]};
-        const int64_t end = stop < n ? stop : n;
-        for (; i < end; i += 4)
-            memcpy(to + i, four, sizeof four);
-        if (stop >= n)
+    const int64_t k = a->k;
+    for (int64_t i = 0; i < n; token++) {
+        for (; !a->token_begin && first + i == token * k && i + k <= n; i += k, token++)
+            put_copies(value[token], k, to + i);
+        if (i >= n)
             return;
-        i = stop;
-        token++;
-        stop = a->token_begin ? a->token_begin[token + 1] - first : stop + a->k;
+        const int64_t stop = pairs_before(a, token + 1) - first, end = stop < n ? stop : n;
+        put_copies(value[token], end - i, to + i);
+        i = end;
     }
 }
 
