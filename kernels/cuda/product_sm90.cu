@@ -12,7 +12,7 @@
  * for 85 FLOPs, and 48 KiB into shared memory for the 1,024 cycles that its products take at least.
  */
 #include "kernels/cuda/product.cuh"
-#include "kernels/cuda/warpgroup.h"
+#include "kernels/cuda/warpgroup.cuh"
 
 namespace {
 

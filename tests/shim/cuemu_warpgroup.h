@@ -1,4 +1,4 @@
-/* The twin of kernels/cuda/warpgroup.h. */
+/* The twin of kernels/cuda/warpgroup.cuh. */
 #ifndef MIZAN_TESTS_SHIM_CUEMU_WARPGROUP_H
 #define MIZAN_TESTS_SHIM_CUEMU_WARPGROUP_H
 

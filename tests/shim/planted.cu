@@ -1,7 +1,7 @@
 /* Kernels with and without mistakes for the test of the emulation itself. A barrier is left out
  * where LEAVE_OUT names it. */
 #include "kernels/cuda/portable.h"
-#include "kernels/cuda/warpgroup.h"
+#include "kernels/cuda/warpgroup.cuh"
 #include "tests/shim/planted.h"
 
 /* Two barriers of one kernel, told apart so that a build can leave one out. */

@@ -23,9 +23,9 @@ static Tile &tile_of_warp() {
 static void nothing(void *const *, unsigned) {
 }
 
-static void aligned(const char *name) {
+static void aligned(const char *name, bool orders_memory = false) {
     int none = 0;
-    collective(name, nothing, FULL, &none, false);
+    collective(name, nothing, FULL, &none, orders_memory);
 }
 
 /* ---- descriptors --------------------------------------------------------------------------------
@@ -158,7 +158,7 @@ void wgmma_multiply(const Wgmma &product) {
 
 void wgmma_deliver() {
     Warpgroup &w = current->warpgroup;
-    aligned("wgmma.wait_group");
+    aligned("wgmma.wait_group", true); /* the warp's reads are over, whichever lane says so */
     if (!w.sums || !w.products.empty())
         return;
     const size_t bytes = w.shadow.size() * sizeof *w.sums;

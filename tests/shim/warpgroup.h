@@ -1,5 +1,5 @@
 /* Warpgroups: wgmma from its descriptors, as section 9.7.15 of the PTX ISA has it (the rules stand
- * in kernels/cuda/warpgroup.h). Products run when they are waited for; until then their sums hold
+ * in kernels/cuda/warpgroup.cuh). Products run when they are waited for; until then their sums hold
  * NaNs and their operands must stay. Reported before abort: a product whose operand a copy still
  * writes, or whose operand was copied without a fence.proxy.async since, by the reader or by the
  * writer; a copy that overwrites the operand of a product in flight; a product without wgmma.fence

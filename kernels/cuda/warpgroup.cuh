@@ -29,8 +29,8 @@
  * and the next; wgmmas of one shape on the same sums need none among themselves. Miscellaneous,
  * setmaxnreg: a multiple of 8 from 24 to 256, by all warps of a warpgroup; more registers wait
  * until others have given back enough. */
-#ifndef MIZAN_KERNELS_CUDA_WARPGROUP_H
-#define MIZAN_KERNELS_CUDA_WARPGROUP_H
+#ifndef MIZAN_KERNELS_CUDA_WARPGROUP_CUH
+#define MIZAN_KERNELS_CUDA_WARPGROUP_CUH
 
 #include "kernels/cuda/portable.h"
 
