@@ -8,6 +8,11 @@
 
 enum { SCENE_LAYERS = 2 };
 
+/* Also built for the emulated device (tests/shim). */
+#ifndef SCENE_BACKEND
+#define SCENE_BACKEND MZ_BACKEND_HOST
+#endif
+
 typedef struct scene_options {
     const char *policy;
     int32_t ranks, experts, k;            /* k 0: any number from 0 to 3 */

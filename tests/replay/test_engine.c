@@ -494,5 +494,11 @@ int main(void) {
         cmocka_unit_test(times),
         cmocka_unit_test(same_bytes),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    const struct CMUnitTest device[] = {
+        cmocka_unit_test(every_policy_bf16),
+        cmocka_unit_test(every_policy_recomputed),
+        cmocka_unit_test(micro_batches),
+    };
+    return SCENE_BACKEND == MZ_BACKEND_HOST ? cmocka_run_group_tests(tests, NULL, NULL)
+                                            : cmocka_run_group_tests(device, NULL, NULL);
 }
