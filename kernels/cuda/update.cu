@@ -111,19 +111,25 @@ __device__ static inline quad base_at(const mz_update &a, int64_t i, int n, floa
     return a.m ? read_f32(a.m + i, n) : gradient_at(a, i, n, scale);
 }
 
-/* 16 random bits of each of the n values from i on. */
-__device__ static inline void bits_of(const mz_update &a, int64_t i, int n, uint32_t bits[4]) {
-    if (i % 4 == 0) { /* half of a block */
-        uint32_t word[4];
-        mz_philox_at(a.seed, (uint64_t)i / 8, (uint32_t)a.tensor, (uint32_t)a.step, word);
-        const uint32_t two[2] = {i % 8 ? word[2] : word[0], i % 8 ? word[3] : word[1]};
-        UNROLLED_QUAD(l)
-        bits[l] = two[l / 2] >> (16 * (l % 2)) & 0xffffu;
-        return;
-    }
+/* An element's bits from its block of eight, as mz_element_bits; selects, since an index known at
+ * run time would cost local memory. */
+__device__ static inline uint32_t bits_in(const uint32_t word[4], int64_t element) {
+    const uint32_t low = element & 2 ? word[1] : word[0], high = element & 2 ? word[3] : word[2];
+    return (element & 4 ? high : low) >> (element & 1 ? 16 : 0) & 0xffffu;
+}
+
+/* 16 random bits of each of the four values from i on, which lie in one block or in two. */
+__device__ static inline void bits_of(const mz_update &a, int64_t i, uint32_t bits[4]) {
+    uint32_t word[4], next[4];
+    mz_philox_at(a.seed, (uint64_t)i / 8, (uint32_t)a.tensor, (uint32_t)a.step, word);
     UNROLLED_QUAD(l)
-    if (l < n)
-        bits[l] = mz_element_bits(a.seed, (uint64_t)a.step, (uint64_t)a.tensor, (uint64_t)(i + l));
+    bits[l] = bits_in(word, i + l);
+    if (i % 8 <= 4)
+        return;
+    mz_philox_at(a.seed, (uint64_t)i / 8 + 1, (uint32_t)a.tensor, (uint32_t)a.step, next);
+    UNROLLED_QUAD(l)
+    if (i % 8 + l >= 8)
+        bits[l] = bits_in(next, i + l);
 }
 
 /* Decay, rounded to the parameter's type (but by Adafactor), then p - rate * update. */
@@ -142,7 +148,7 @@ __device__ static inline void write_values(const mz_update &a, int64_t i, int n,
     const quad old = read_bf16(p, n);
     uint32_t bits[4] = {0, 0, 0, 0};
     if (a.rounding != MZ_ROUND_NEAREST)
-        bits_of(a, i, n, bits);
+        bits_of(a, i, bits);
     UNROLLED_QUAD(l) {
         float q = __fmul_rn(old.at[l], keep);
         if (a.kind != MZ_UPDATE_ADAFACTOR)
@@ -309,7 +315,7 @@ __device__ static inline float inverse_root(float x, float least) {
 }
 
 /* Sweep 2. */
-__global__ static void __launch_bounds__(CU_BLOCK) factored_write(step_work w) {
+__global__ static void __launch_bounds__(CU_BLOCK, 3) factored_write(step_work w) {
     CU_DYN_SHARED(float, col_factor);
     const int64_t block = blockIdx.x % w.blocks, matrix = w.first + blockIdx.x / w.blocks;
     const int64_t cols = w.a.cols;
@@ -373,7 +379,7 @@ __global__ static void __launch_bounds__(CU_BLOCK) full_statistics(step_work w) 
         w.sum[blockIdx.x] = sum;
 }
 
-__global__ static void __launch_bounds__(CU_BLOCK) full_write(step_work w) {
+__global__ static void __launch_bounds__(CU_BLOCK, 3) full_write(step_work w) {
     const float scale = gradient_scale(w.a);
     const float rate = w.a.rate * w.r.correction * clip_of(w, blockIdx.x / w.blocks);
     int64_t i, end;
