@@ -3,6 +3,7 @@
  */
 #include "tests/kernels/reference.h"
 #include "tests/kernels/rig.h"
+#include "kernels/arithmetic.h"
 
 #include <math.h>
 #include <string.h>
@@ -364,6 +365,47 @@ static void check_bits(rig *r) {
     }
 }
 
+/* Parameters after a factored step, of one type or the other. */
+static void *factored_step(rig *r, mz_update a, mz_dtype type, const double *p, const double *g) {
+    const int64_t n = a.matrices * a.rows * a.cols;
+    a.type = type;
+    a.parameter = rig_put(r, type, p, n);
+    a.gradient = rig_put_floats(r, g, n);
+    a.row = rig_put_floats(r, rig_host(r, 8 * (size_t)n), a.matrices * a.rows);
+    a.col = rig_put_floats(r, rig_host(r, 8 * (size_t)n), a.matrices * a.cols);
+    RIG_OK(r, mz_update_step(r->kernels, 0, &a,
+                             rig_workspace(r, mz_update_workspace(r->kernels, &a))));
+    return a.parameter;
+}
+
+/* What is written in bf16 is what is written in fp32, rounded with the element's own bits, also
+ * where rows start in the middle of a block of eight. */
+static void check_row_bits(rig *r) {
+    const int64_t cols[] = {7, 13, 30};
+    for (int i = 0; i < 3; i++) {
+        mz_update a = settings_of(MZ_UPDATE_SKEWADAM);
+        a.factored = true;
+        a.momentum = false;
+        a.decay = 0;
+        a.rounding = MZ_ROUND_STOCHASTIC;
+        a.step = 4;
+        a.seed = rig_bits(r);
+        a.tensor = rig_bits(r);
+        a.matrices = 2;
+        a.rows = 9;
+        a.cols = cols[i];
+        const int64_t n = a.matrices * a.rows * a.cols;
+        const double *p = rig_normals(r, MZ_BF16, n, 1), *g = rig_normals(r, MZ_F32, n, 1);
+        const float *whole = rig_get(r, factored_step(r, a, MZ_F32, p, g));
+        const uint16_t *rounded = rig_get(r, factored_step(r, a, MZ_BF16, p, g));
+        for (int64_t e = 0; e < n; e++)
+            RIG_TRUE(r, rounded[e] ==
+                            mz_bf16_stochastic(whole[e],
+                                               mz_element_bits(a.seed, (uint64_t)a.step,
+                                                               (uint64_t)a.tensor, (uint64_t)e)));
+    }
+}
+
 /* ---- state of the study's model (spec 6.4), bytes -----------------------------------------------
  */
 
@@ -416,8 +458,14 @@ static void check_no_values(rig *r) {
     }
 }
 
-const check checks_of_updates[] = {{"skewadam", check_skewadam},   {"adamw", check_adamw},
-                                   {"adafactor", check_adafactor}, {"lion", check_lion},
-                                   {"muon", check_muon},           {"bias of writing", check_bias},
-                                   {"random bits", check_bits},    {"state", check_state},
-                                   {"no values", check_no_values}, {NULL, NULL}};
+const check checks_of_updates[] = {{"skewadam", check_skewadam},
+                                   {"adamw", check_adamw},
+                                   {"adafactor", check_adafactor},
+                                   {"lion", check_lion},
+                                   {"muon", check_muon},
+                                   {"bias of writing", check_bias},
+                                   {"random bits", check_bits},
+                                   {"bits of rows", check_row_bits},
+                                   {"state", check_state},
+                                   {"no values", check_no_values},
+                                   {NULL, NULL}};
