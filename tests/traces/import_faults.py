@@ -9,7 +9,7 @@ import sys
 import numpy as np
 
 import import_table as table
-from import_table import Tensor, array, cut, document, drop, line, lines, put, raw, swap, text, whole, without
+from import_table import Tensor, array, cut, drop, line, put, swap, whole, without
 
 FAULTS = "truncated", "wrong type", "id out of range", "missing field", "another format"
 

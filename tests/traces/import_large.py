@@ -1,6 +1,5 @@
 """import_large.py MIZAN: a shuffled log whose rows are more than an importer may hold (64 MiB): the trace is right,
 memory stays far below the size of the rows, and nothing is left of what was sorted outside of it."""
-import os
 import random
 import resource
 import sys
