@@ -62,7 +62,8 @@ extern "C" int planted_absent(float *to) {
 
 /* Each thread copies 16 bytes through shared memory in the background, with or without waiting. */
 __global__ static void copy_kernel(const float *from, float *to, bool wait) {
-    CU_SHARED(alignas(16) float, tile, [4 * 32]);
+    CU_SHARED(float4, pieces, [32]);
+    float *tile = reinterpret_cast<float *>(pieces);
     const int t = (int)threadIdx.x;
     cu_copy_async16(tile + 4 * t, from + 4 * t, t != 31);
     cu_copy_commit();
@@ -79,7 +80,8 @@ extern "C" int planted_copy(const float *from, float *to, bool wait) {
 
 /* What ldmatrix gives each lane of four tiles of 8 x 8. */
 __global__ static void matrices_kernel(const unsigned *from, unsigned *to, bool transposed) {
-    CU_SHARED(alignas(16) unsigned, tile, [32 * 4]);
+    CU_SHARED(uint4, pieces, [32]);
+    unsigned *tile = reinterpret_cast<unsigned *>(pieces);
     const int t = (int)threadIdx.x;
     for (int i = 0; i < 4; i++)
         tile[4 * t + i] = from[4 * t + i];
