@@ -50,6 +50,7 @@ typedef struct mz_backend_ops {
     mz_kstatus (*unpack_rows)(mz_kernels *k, mz_kstream stream, const mz_unpack *args);
     mz_kstatus (*combine_rows)(mz_kernels *k, mz_kstream stream, const mz_combine *args);
     mz_product_tiles (*tiles)(const mz_kernels *k, mz_product op);
+    mz_product_tiles (*up_tiles)(const mz_kernels *k, int64_t intermediate);
     size_t (*grouped_gemm_workspace)(const mz_kernels *k, const mz_product_args *args);
     mz_kstatus (*grouped_gemm)(mz_kernels *k, mz_kstream stream, const mz_product_args *args,
                                void *workspace);

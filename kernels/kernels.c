@@ -89,6 +89,10 @@ mz_product_tiles mz_kernels_tiles(const mz_kernels *k, mz_product op) {
     return k->ops->tiles(k, op);
 }
 
+mz_product_tiles mz_kernels_up_tiles(const mz_kernels *k, int64_t intermediate) {
+    return k->ops->up_tiles(k, intermediate);
+}
+
 /* ---- checks -------------------------------------------------------------------------------------
  * Each returns from the calling function with MZ_K_EINVAL and what is wrong. */
 

@@ -285,11 +285,12 @@ typedef struct mz_product_args {
 } mz_product_args;
 /* How a grouped product is cut for the workers (host threads, multiprocessors), which take tiles in
  * turn: at most `rows` rows of a group, `n` and `k` of the weight's sides; 0: all. For models of
- * its time. mz_expert_up_forward is cut as FORWARD. */
+ * its time. mz_expert_up_forward has tiles of its own. */
 typedef struct mz_product_tiles {
     int32_t rows, n, k, workers;
 } mz_product_tiles;
 mz_product_tiles mz_kernels_tiles(const mz_kernels *context, mz_product op);
+mz_product_tiles mz_kernels_up_tiles(const mz_kernels *context, int64_t intermediate);
 size_t mz_grouped_gemm_workspace(const mz_kernels *context, const mz_product_args *args);
 mz_kstatus mz_grouped_gemm(mz_kernels *context, mz_kstream stream, const mz_product_args *args,
                            void *workspace);

@@ -61,10 +61,10 @@ mz_code calibrate_time(calibration *c, calibrate_run run, const void *sizes, int
     }
     qsort(c->times, (size_t)repeats, sizeof *c->times, by_value);
     const int32_t local = c->transport->end - c->transport->first;
-    double mine[64], sum = 0;
-    for (int32_t r = 0; r < local && r < 64; r++)
-        mine[r] = c->times[repeats / 2];
-    code = mz_transport_gather(c->transport, mine, sizeof mine[0], c->all, err);
+    double sum = 0;
+    for (int32_t r = 0; r < local; r++)
+        c->mine[r] = c->times[repeats / 2];
+    code = mz_transport_gather(c->transport, c->mine, sizeof *c->mine, c->all, err);
     for (int32_t r = 0; r < c->transport->ranks; r++)
         sum += c->all[r];
     *seconds = sum / c->transport->ranks;
@@ -154,7 +154,8 @@ static mz_code make_lists(calibration *c, mz_err *err) {
 static mz_code prepare(calibration *c, mz_err *err) {
     c->times = MZ_NEW(c->arena, double, c->options.repeats);
     c->all = MZ_NEW(c->arena, double, c->transport->ranks);
-    if (!c->times || !c->all)
+    c->mine = MZ_NEW(c->arena, double, c->transport->end - c->transport->first);
+    if (!c->times || !c->all || !c->mine)
         return mz_fail_nomem(err, "calibration");
     if (mz_kernels_alloc(c->kernels, (size_t)c->options.pool_bytes, (void **)&c->inputs) !=
             MZ_K_OK ||

@@ -19,8 +19,8 @@ typedef struct calibration {
     int64_t *counting, *shuffled, *begin, *quota;
     int32_t *expert;
     float *weight;
-    double *times; /* [repeats] */
-    double *all;   /* [ranks] */
+    double *times;      /* [repeats] */
+    double *mine, *all; /* [local ranks], [ranks] */
 } calibration;
 
 enum { CALIBRATE_PAIRS = 1 << 18, CALIBRATE_EXPERTS = 512, CALIBRATE_TOP_K = 4 };
@@ -46,7 +46,7 @@ mz_code calibrate_failed(calibration *c, const char *what, mz_err *err);
 mz_code calibrate_rows(calibration *c, mz_err *err);     /* calibrate_rows.c */
 mz_code calibrate_products(calibration *c, mz_err *err); /* calibrate_products.c */
 mz_code calibrate_copies(calibration *c, mz_err *err);   /* calibrate_rows.c: lanes */
-mz_code calibrate_updates(calibration *c, mz_err *err); /* calibrate_updates.c */
+mz_code calibrate_updates(calibration *c, mz_err *err);  /* calibrate_updates.c */
 mz_code calibrate_wire(calibration *c, mz_wire *wire, mz_err *err);
 
 #endif

@@ -4,7 +4,7 @@
 
 #include <string.h>
 
-enum { GROUPS_MOST = 64, GROUPS_PER_WORKER = 2 };
+enum { GROUPS_MOST = 64, GROUPS_PER_WORKER = 2, UP_INTERMEDIATE_MOST = 1024 };
 
 typedef struct product_sizes {
     mz_work work;
@@ -146,6 +146,8 @@ static mz_code sample_product(calibration *c, product_sizes *p, mz_err *err) {
     if (code != MZ_OK)
         return code;
     const double rounds = (double)((each * p->groups + workers - 1) / workers);
+    if (seconds <= 2 * c->measured->call_s) /* nothing but the call */
+        return MZ_OK;
     calibrate_add(c, p->work, part_of(p->m, t->rows), part_of(p->n, t->n), part_of(p->k, t->k),
                   (seconds - c->measured->call_s) / rounds);
     return MZ_OK;
@@ -196,6 +198,7 @@ static mz_code sample_call(calibration *c, product_sizes *p, mz_err *err) {
 }
 
 mz_code calibrate_products(calibration *c, mz_err *err) {
+    static const mz_product ops[] = {MZ_PRODUCT_FORWARD, MZ_PRODUCT_DGRAD, MZ_PRODUCT_WGRAD};
     static const mz_work kinds[] = {MZ_WORK_FORWARD, MZ_WORK_DGRAD, MZ_WORK_WGRAD, MZ_WORK_UP};
     product_sizes p = {0};
     mz_code code = MZ_OK;
@@ -204,8 +207,10 @@ mz_code calibrate_products(calibration *c, mz_err *err) {
         mz_kernels_alloc(c->kernels, GROUPS_MOST * sizeof *p.weight, (void **)&p.weight) != MZ_K_OK)
         code = calibrate_failed(c, "products", err);
     for (int i = 0; i < 4; i++) {
-        const mz_product_tiles t = mz_kernels_tiles(
-            c->kernels, kinds[i] == MZ_WORK_WGRAD ? MZ_PRODUCT_WGRAD : MZ_PRODUCT_FORWARD);
+        /* The up product's tiles get lower where experts are wide: those of the widest sampled. */
+        const mz_product_tiles t = kinds[i] == MZ_WORK_UP
+                                       ? mz_kernels_up_tiles(c->kernels, UP_INTERMEDIATE_MOST)
+                                       : mz_kernels_tiles(c->kernels, ops[i]);
         c->measured->tiling[kinds[i]] = (mz_tiling){t.rows, t.n, t.k};
         c->measured->workers = t.workers;
     }

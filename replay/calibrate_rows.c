@@ -2,7 +2,7 @@
 #include "replay/calibrate_inside.h"
 #include "sim/cost/work.h"
 
-enum { VALUE = 2, LANES_MOST = 1024 };
+enum { VALUE = 2, LANES_MOST = 1024, SEGMENTS = 256 };
 
 typedef struct row_sizes {
     int64_t rows, cols;
@@ -29,12 +29,8 @@ static mz_kstatus run_group(calibration *c, const void *sizes, char *in, char *o
 
 static mz_kstatus run_arrange(calibration *c, const void *sizes, char *in, char *out) {
     const row_sizes *s = sizes;
-    mz_segment segment[256];
-    const int64_t each = (s->rows + 255) / 256;
-    int64_t n = 0;
-    for (int64_t at = 0; at < s->rows; at += each, n++)
-        segment[n] = (mz_segment){at, at, s->rows - at < each ? s->rows - at : each};
-    return mz_arrange(c->kernels, 0, segment, n, c->counting, (int64_t *)(void *)out);
+    const int64_t n = s->rows < SEGMENTS ? s->rows : SEGMENTS;
+    return mz_arrange(c->kernels, 0, c->scratch, n, c->counting, (int64_t *)(void *)out);
 }
 
 static mz_kstatus run_invert(calibration *c, const void *sizes, char *in, char *out) {
@@ -195,9 +191,27 @@ static mz_code set_segments(calibration *c, const row_sizes *s, mz_err *err) {
     return calibrate_scratch(c, mz_select_workspace(c->kernels, &a), err);
 }
 
+/* As many equal segments, each to its own place. */
+static mz_code set_arrangement(calibration *c, int64_t rows, mz_err *err) {
+    mz_segment segment[SEGMENTS];
+    const int64_t n = rows < SEGMENTS ? rows : SEGMENTS;
+    for (int64_t i = 0; i < n; i++) {
+        const int64_t at = rows * i / n;
+        segment[i] = (mz_segment){at, at, rows * (i + 1) / n - at};
+    }
+    mz_code code = calibrate_scratch(c, sizeof segment, err);
+    if (code == MZ_OK && (mz_kernels_copy(c->kernels, 0, MZ_COPY_IN, c->scratch, segment,
+                                          sizeof segment[0] * (size_t)n) != MZ_K_OK ||
+                          mz_kernels_sync(c->kernels, 0) != MZ_K_OK))
+        code = calibrate_failed(c, "arrangement", err);
+    return code;
+}
+
 static mz_code prepare_kind(calibration *c, const row_kind *kind, const row_sizes *s, mz_err *err) {
     if (kind->work == MZ_WORK_SELECT)
         return set_segments(c, s, err);
+    if (kind->work == MZ_WORK_ARRANGE)
+        return set_arrangement(c, s->rows, err);
     if (kind->work != MZ_WORK_GROUP_PAIRS)
         return MZ_OK;
     const mz_grouping g = {.expert = c->expert, .pairs = s->rows, .experts = (int32_t)s->cols};

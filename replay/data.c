@@ -71,6 +71,13 @@ void mz_data_weights(const mz_replay_job *job, int32_t layer, int32_t expert, mz
     }
 }
 
+mz_score mz_data_score(const mz_replay_job *job) {
+    const mz_score kind = (mz_score)job->traits->score_kind;
+    const bool hidden = kind == MZ_SCORED_DOWN || kind == MZ_SCORED_WH || kind == MZ_SCORED_H ||
+                        kind == MZ_SCORED_SAMPLE;
+    return hidden && job->traits->score_combine_bytes == 0 ? MZ_SCORED_W : kind;
+}
+
 float mz_data_weight(const mz_replay_job *job, const mz_replay_call *call, int64_t pair) {
     const mz_pairs *p = &call->pairs;
     if (p->weight)

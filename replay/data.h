@@ -40,6 +40,10 @@ void mz_data_weights(const mz_replay_job *job, int32_t layer, int32_t expert, mz
  * mean). `pair` counts as in call->pairs. */
 float mz_data_weight(const mz_replay_job *job, const mz_replay_call *call, int64_t pair);
 
+/* The score that selects: the policy's; where it needs ||h||^2 and the policy has none travel, gate
+ * weights decide alone. */
+mz_score mz_data_score(const mz_replay_job *job);
+
 /* fp32 to the storage type and back, nearest even. */
 float mz_data_round(mz_dtype type, float value);
 

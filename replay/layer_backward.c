@@ -49,18 +49,6 @@ static bool needs_gradient(mz_score kind) {
            kind == MZ_SCORED_SAMPLE;
 }
 
-static bool needs_hidden(mz_score kind) {
-    return kind == MZ_SCORED_DOWN || kind == MZ_SCORED_WH || kind == MZ_SCORED_H ||
-           kind == MZ_SCORED_SAMPLE;
-}
-
-/* The policy numbers scores as the kernels do. Where ||h||^2 was not asked for, gate weights decide
- * alone. */
-static mz_score score_of(const layer_call *c) {
-    const mz_score kind = (mz_score)c->e->job.traits->score_kind;
-    return needs_hidden(kind) && c->e->job.traits->score_combine_bytes == 0 ? MZ_SCORED_W : kind;
-}
-
 static mz_code norms_of(const layer_call *c, int32_t rank, const void *x, layer_buffer out) {
     const int64_t tokens = layer_rank(c, rank)->tokens;
     const mz_code code = layer_take(c, rank, out, (int64_t)sizeof(float) * tokens);
@@ -82,7 +70,7 @@ static float *scores_of(const layer_call *c, int32_t rank) {
 static mz_code score_pairs(const layer_call *c, int32_t rank) {
     const struct engine_rank *r = layer_rank(c, rank);
     const mz_replay_call *call = c->call;
-    const mz_score kind = score_of(c);
+    const mz_score kind = mz_data_score(&c->e->job);
     mz_code code = MZ_OK;
     if (needs_gradient(kind))
         code = norms_of(c, rank, layer_memory(c, rank, CALL_GRADIENTS), CALL_GRADIENT_NORMS);

@@ -323,7 +323,7 @@ static mz_code check_backward(mz_verify *v, const mz_engine_seen *seen, int64_t 
 /* False where it cannot be computed again: random selections. */
 static bool score_of(mz_verify *v, const mz_engine_seen *seen, int64_t token, int64_t pair,
                      double *score) {
-    const mz_score kind = (mz_score)v->job.traits->score_kind;
+    const mz_score kind = mz_data_score(&v->job);
     const mz_pairs *p = &seen->call->pairs;
     const double w = mz_data_weight(&v->job, seen->call, pair);
     double x2 = 0, g2 = 0, h2 = 0;

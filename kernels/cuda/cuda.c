@@ -270,6 +270,22 @@ static mz_kstatus cuda_invert(mz_kernels *k, mz_kstream stream, const int64_t *r
 
 LAUNCH_WITH_WORKSPACE(expert_up, mz_expert_up)
 
+/* Output tiles of both own engines: rows by a side of the weight; of wgrad both its sides. */
+enum { TILE_SIDE = 128 };
+
+static mz_product_tiles cuda_tiles(const mz_kernels *k, mz_product op) {
+    const int32_t workers = device_of(k)->multiprocessors;
+    if (op == MZ_PRODUCT_WGRAD)
+        return (mz_product_tiles){0, TILE_SIDE, TILE_SIDE, workers};
+    return op == MZ_PRODUCT_DGRAD ? (mz_product_tiles){TILE_SIDE, 0, TILE_SIDE, workers}
+                                  : (mz_product_tiles){TILE_SIDE, TILE_SIDE, 0, workers};
+}
+
+static mz_product_tiles cuda_up_tiles(const mz_kernels *k, int64_t intermediate) {
+    (void)intermediate;
+    return cuda_tiles(k, MZ_PRODUCT_FORWARD);
+}
+
 static size_t cuda_grouped_gemm_workspace(const mz_kernels *k, const mz_product_args *args) {
     return args->engine == MZ_ENGINE_VENDOR ? mz_vendor_grouped_gemm_workspace(args)
                                             : mz_cuda_grouped_gemm_workspace(device_of(k), args);
@@ -360,6 +376,8 @@ static const mz_backend_ops cuda_ops = {
     .select_pairs = cuda_select_pairs,
     .arrange = cuda_arrange,
     .invert = cuda_invert,
+    .tiles = cuda_tiles,
+    .up_tiles = cuda_up_tiles,
     .grouped_gemm_workspace = cuda_grouped_gemm_workspace,
     .grouped_gemm = cuda_grouped_gemm,
     .expert_up_workspace = cuda_expert_up_workspace,

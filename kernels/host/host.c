@@ -140,6 +140,7 @@ const mz_backend_ops mz_host_ops = {
     .unpack_rows = mz_host_unpack_rows,
     .combine_rows = mz_host_combine_rows,
     .tiles = mz_host_tiles,
+    .up_tiles = mz_host_up_tiles,
     .grouped_gemm_workspace = mz_host_grouped_gemm_workspace,
     .grouped_gemm = mz_host_grouped_gemm,
     .expert_up_workspace = mz_host_expert_up_workspace,

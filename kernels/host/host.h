@@ -162,6 +162,7 @@ mz_kstatus mz_host_invert(mz_kernels *k, mz_kstream stream, const int64_t *row_p
                           int64_t pairs, int64_t *position);
 /* product.c */
 mz_product_tiles mz_host_tiles(const mz_kernels *k, mz_product op);
+mz_product_tiles mz_host_up_tiles(const mz_kernels *k, int64_t intermediate);
 size_t mz_host_grouped_gemm_workspace(const mz_kernels *k, const mz_product_args *args);
 mz_kstatus mz_host_grouped_gemm(mz_kernels *k, mz_kstream stream, const mz_product_args *args,
                                 void *workspace);

@@ -228,9 +228,18 @@ mz_kstatus mz_host_grouped_gemm(mz_kernels *k, mz_kstream stream, const mz_produ
 
 enum { UP_FLOATS = 1 << 19, UP_ROWS_MOST = 256 };
 
+static int64_t up_rows_most(int64_t intermediate) {
+    const int64_t rows = UP_FLOATS / (2 * intermediate);
+    return rows < 16 ? 16 : smaller(rows, UP_ROWS_MOST);
+}
+
 static int64_t up_rows(const mz_expert_up *a) {
-    const int64_t rows = UP_FLOATS / (2 * a->intermediate);
-    return tile_rows(&a->groups, rows < 16 ? 16 : smaller(rows, UP_ROWS_MOST));
+    return tile_rows(&a->groups, up_rows_most(a->intermediate));
+}
+
+mz_product_tiles mz_host_up_tiles(const mz_kernels *k, int64_t intermediate) {
+    return (mz_product_tiles){(int32_t)up_rows_most(intermediate), 0, 0,
+                              mz_pool_threads(mz_host_of(k)->pool)};
 }
 
 typedef struct up_tiling {
