@@ -329,7 +329,7 @@ static mz_code scatter_ring(mz_experts *x, int32_t layer, const mz_plan *plan, i
     for (int32_t j = 0; code == MZ_OK && j < m; j++) {
         const int64_t low = rows * j / m * H, high = rows * (j + 1) / m * H;
         code = open_sum(x, layer, e, x->depth[j], m, high - low, err);
-        char *base = x->sum[x->sums - 1].received.memory;
+        char *base = code == MZ_OK ? x->sum[x->sums - 1].received.memory : NULL;
         for (int32_t i = 0; code == MZ_OK && i < m; i++) {
             const experts_memory from = experts_node(x, layer, plan, e, x->depth[i]);
             int64_t budget = (high - low) * size;
@@ -505,7 +505,7 @@ static mz_code take_parts(mz_experts *x, int32_t layer, const mz_plan *plan, mz_
     for (int32_t r = 0; code == MZ_OK && r < x->e->job.ranks; r++) {
         const int64_t n = experts_cut_begin(x, r + 1) - experts_cut_begin(x, r);
         code = open_sum(x, layer, 0, r, plan->experts, n, err);
-        char *base = x->sum[x->sums - 1].received.memory;
+        char *base = code == MZ_OK ? x->sum[x->sums - 1].received.memory : NULL;
         for (int32_t e = 0; code == MZ_OK && e < plan->experts; e++)
             code = send_part(x, layer, plan, e, r, experts_at(base, e * n * x->value_bytes), err);
     }

@@ -7,6 +7,7 @@
 static int solve(const mz_fit *fit, mz_work work, const bool *used, int32_t terms, int32_t count,
                  double *term) {
     const size_t samples = (size_t)fit->samples, columns = (size_t)count;
+    gsl_error_handler_t *handler = gsl_set_error_handler_off(); /* statuses are looked at */
     gsl_matrix *x = gsl_matrix_alloc(samples, columns);
     gsl_vector *y = gsl_vector_alloc(samples), *c = gsl_vector_alloc(columns);
     gsl_matrix *cov = gsl_matrix_alloc(columns, columns);
@@ -32,6 +33,7 @@ static int solve(const mz_fit *fit, mz_work work, const bool *used, int32_t term
     gsl_vector_free(c);
     gsl_vector_free(y);
     gsl_matrix_free(x);
+    gsl_set_error_handler(handler);
     return status;
 }
 
@@ -46,6 +48,16 @@ static void fit_rate(mz_fit *fit, mz_work work, int32_t terms) {
         fit->term[t] = t == terms - 1 ? sum / fit->samples : 0;
 }
 
+/* Of the samples, over their seconds. */
+static double mean_feature(const mz_fit *fit, mz_work work, int32_t term) {
+    double sum = 0, feature[MZ_FIT_TERMS];
+    for (int32_t i = 0; i < fit->samples; i++) {
+        mz_fit_features(work, fit->sample[i].size, feature);
+        sum += feature[term] / fit->sample[i].seconds;
+    }
+    return sum / fit->samples;
+}
+
 mz_code mz_fit_terms(mz_fit *fit, mz_work work, mz_err *err) {
     double feature[MZ_FIT_TERMS], term[MZ_FIT_TERMS] = {0};
     bool used[MZ_FIT_TERMS] = {true, true, true, true};
@@ -58,17 +70,23 @@ mz_code mz_fit_terms(mz_fit *fit, mz_work work, mz_err *err) {
         if (status != GSL_SUCCESS)
             return mz_fail(err, status == GSL_ENOMEM ? MZ_ENOMEM : MZ_EINTERNAL, "fit of %s: %s",
                            mz_work_name(work), gsl_strerror(status));
-        int32_t worst = -1; /* the most negative, relative to what the feature can be */
-        for (int32_t t = 0; t < terms; t++)
-            if (used[t] && term[t] < 0 && (worst < 0 || term[t] < term[worst]))
+        double lowest = 0;
+        int32_t worst = -1; /* the term that takes most from the samples */
+        for (int32_t t = 0; t < terms; t++) {
+            const double share = term[t] * mean_feature(fit, work, t);
+            fit->term[t] = used[t] && term[t] > 0 ? term[t] : 0;
+            if (used[t] && share < lowest) {
+                lowest = share;
                 worst = t;
-        for (int32_t t = 0; t < terms; t++)
-            fit->term[t] = term[t];
+            }
+        }
         if (worst < 0)
             break;
         used[worst] = false;
         count--;
     }
+    if (count == 0)
+        fit_rate(fit, work, terms);
     mz_fit_finish(fit, work);
     return MZ_OK;
 }

@@ -270,7 +270,8 @@ static mz_kstatus cuda_invert(mz_kernels *k, mz_kstream stream, const int64_t *r
 
 LAUNCH_WITH_WORKSPACE(expert_up, mz_expert_up)
 
-/* Output tiles of both own engines: rows by a side of the weight; of wgrad both its sides. */
+/* Output tiles of the mma.sync engine: rows by a side of the weight; of wgrad both its sides. Those
+ * of wgmma are twice as wide, a half of it to each multiprocessor's tensor cores. */
 enum { TILE_SIDE = 128 };
 
 static mz_product_tiles cuda_tiles(const mz_kernels *k, mz_product op) {
