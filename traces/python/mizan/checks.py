@@ -41,7 +41,8 @@ def fact(path, group, name, value):
     if not isinstance(value, int):
         _refuse(path, f"{where} must be one integer")
     if value < low or (high is not None and value > high):
-        _refuse(path, f"{where} is {value}, must be {low} {'or more' if high is None else f'to {high}'}")
+        limit = "or more" if high is None else f"to {high}"
+        _refuse(path, f"{where} is {value}, must be {low} {limit}")
 
 
 def dataset(path, name, found, experts):
@@ -86,7 +87,8 @@ def calls(path, table, facts):
     """The columns of /calls by themselves and among each other."""
     for name in schema.CALL_COLUMNS:
         _first(path, table[name] < 0, "calls/" + name, table[name], "must be 0 or more")
-    for name, most in (("micro_batch", 1 << 31), ("layer", facts["layers"]), ("rank", facts["ranks"])):
+    limits = {"micro_batch": 1 << 31, "layer": facts["layers"], "rank": facts["ranks"]}
+    for name, most in limits.items():
         _first(path, table[name] >= most, "calls/" + name, table[name], f"must be below {most}")
     order = np.zeros(max(len(table) - 1, 0), np.int64)
     for name in ("step", "micro_batch", "layer", "rank"):
@@ -104,7 +106,7 @@ def calls(path, table, facts):
     overlap = ranges[1:, 0] < ranges[:-1, 1]
     if overlap.any():
         token = ranges[1:, 0][overlap][0]
-        _refuse(path, f"/calls/token_begin: token {token} belongs to two ranks, micro-batches or steps")
+        _refuse(path, f"/calls/token_begin: token {token} is of two ranks, micro-batches or steps")
 
 
 def inside(ranges, table):
