@@ -325,14 +325,17 @@ static double write_error(rig *r, mz_rounding rounding, double p, double x, int6
     return sum / (double)n;
 }
 
+/* Dither of width w, one to two units in the last place, is off by (w - 1) (2 - w) / (2 w) at most,
+ * w = sqrt 2 the worst; where the unit changes, at powers of two, by more: these are left out. */
 static void check_bias(rig *r) {
     const int64_t n = r->small ? 4000 : 40000;
+    const double dither = 1.5 - sqrt(2);
     const double noise = 5 * 0.75 / sqrt((double)n); /* five standard deviations */
     for (int i = 0; i < 24; i++) {
-        const double p = ref_bf16((1 + rig_uniform(r)) * (i % 2 ? 1 : -1)),
+        const double p = ref_bf16((1.05 + 0.9 * rig_uniform(r)) * (i % 2 ? 1 : -1)),
                      x = rig_uniform(r) * 0.02;
         RIG_TRUE(r, fabs(write_error(r, MZ_ROUND_STOCHASTIC, p, x, n)) < noise);
-        RIG_TRUE(r, fabs(write_error(r, MZ_ROUND_DITHER, p, x, n)) < 0.083 + noise);
+        RIG_TRUE(r, fabs(write_error(r, MZ_ROUND_DITHER, p, x, n)) < dither + noise);
         const double nearest = write_error(r, MZ_ROUND_NEAREST, p, x, 8),
                      want = (float)p - (float)x;
         RIG_TRUE(r, fabs(nearest) <= 0.5 && (nearest == 0) == (ref_bf16(want) == want));
