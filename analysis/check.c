@@ -143,14 +143,26 @@ static void judge_steps(check_result *r) {
              r->policy[worst].name);
 }
 
+/* A phase's part of the predicted time of all of them. */
+static double predicted_share(const check_policy *q, int phase) {
+    double sum = 0;
+    for (int p = 0; p < MZ_PHASES; p++)
+        if (p != MZ_PHASE_LAUNCH_WAIT)
+            sum += q->phase[p].predicted;
+    return sum > 0 ? q->phase[phase].predicted / sum : 0;
+}
+
+/* What was predicted and did not happen is as wrong as what happened and was not predicted. */
 static void judge_phases(check_result *r) {
     double worst = 0;
     int policy = 0, phase = -1;
     for (int i = 0; i < r->policies; i++)
         for (int p = 0; p < MZ_PHASES; p++) {
             const check_policy *q = &r->policy[i];
-            if (q->share[p] >= CHECK_SHARE && fabs(q->phase[p].error) >= worst) {
-                worst = fabs(q->phase[p].error);
+            const double error = isnan(q->phase[p].error) ? INFINITY : fabs(q->phase[p].error);
+            const bool large = q->share[p] >= CHECK_SHARE || predicted_share(q, p) >= CHECK_SHARE;
+            if (p != MZ_PHASE_LAUNCH_WAIT && large && error >= worst) {
+                worst = error;
                 policy = i;
                 phase = p;
             }

@@ -155,11 +155,11 @@ typedef struct calibrate_job {
 
 static mz_code open_kernels(calibrate_job *job, mz_err *err) {
     char message[320] = "";
-    const mz_kernels_options options = {.backend = job->args.backend == 0 ? MZ_BACKEND_HOST
-                                                                          : MZ_BACKEND_CUDA,
-                                        .device = job->transport->device,
-                                        .threads = (int32_t)job->args.threads,
-                                        .streams = 1};
+    const mz_kernels_options options = {
+        .backend = job->args.backend == 0 ? MZ_BACKEND_HOST : MZ_BACKEND_CUDA,
+        .device = job->transport->device,
+        .threads = mz_transport_threads(job->transport, job->args.threads),
+        .streams = 1};
     const mz_kstatus status = mz_kernels_open(&options, &job->kernels, message, sizeof message);
     if (status == MZ_K_OK)
         return mz_transport_attach(job->transport, job->kernels, err);

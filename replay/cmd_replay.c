@@ -277,19 +277,12 @@ static const char *transport_name(const replay_args *a) {
     return !size || atoi(size) < 2 ? "local" : a->backend == MZ_BACKEND_CUDA ? "nccl" : "mpi";
 }
 
-static int32_t threads_of(const replay_job *job) {
-    const int32_t share = (int32_t)sysconf(_SC_NPROCESSORS_ONLN) / job->transport->neighbours;
-    if (job->args.threads > 0)
-        return (int32_t)job->args.threads;
-    /* Alone it may be bound to fewer processors, which the kernels find out. */
-    return job->transport->processes == 1 ? 0 : share < 1 ? 1 : share;
-}
-
 static mz_code open_kernels(replay_job *job, mz_err *err) {
     const bool nccl = job->args.backend == MZ_BACKEND_CUDA && job->transport->processes > 1;
     const mz_kernels_options options = {.backend = (mz_backend)job->args.backend,
                                         .device = nccl ? job->transport->device : 0,
-                                        .threads = threads_of(job),
+                                        .threads =
+                                            mz_transport_threads(job->transport, job->args.threads),
                                         .streams = 1};
     char message[256] = "";
     const mz_kstatus status = mz_kernels_open(&options, &job->kernels, message, sizeof message);

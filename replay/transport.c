@@ -359,3 +359,10 @@ mz_code mz_transport_gather(mz_transport *t, const void *mine, size_t bytes, voi
 mz_code mz_transport_barrier(mz_transport *t, mz_err *err) {
     return mz_transport_gather(t, NULL, 0, NULL, err);
 }
+
+int32_t mz_transport_threads(const mz_transport *t, int64_t asked) {
+    const int32_t share = (int32_t)sysconf(_SC_NPROCESSORS_ONLN) / t->neighbours;
+    if (asked > 0)
+        return (int32_t)asked;
+    return t->processes == 1 ? 0 : share < 1 ? 1 : share;
+}

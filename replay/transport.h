@@ -92,6 +92,10 @@ mz_code mz_transport_barrier(mz_transport *transport, mz_err *err);
 /* Ends the other processes; does nothing where there is one. Safe after any failure. */
 void mz_transport_abort(mz_transport *transport);
 
+/* Host threads of this process's kernels: `asked`, or where that is 0 its share of the machine's
+ * processors (0, the kernels' own choice, for a process alone, which may be bound to fewer). */
+int32_t mz_transport_threads(const mz_transport *transport, int64_t asked);
+
 /* Names of the table, separated by ", ". */
 const char *mz_transport_names(void);
 
