@@ -270,16 +270,17 @@ static mz_kstatus cuda_invert(mz_kernels *k, mz_kstream stream, const int64_t *r
 
 LAUNCH_WITH_WORKSPACE(expert_up, mz_expert_up)
 
-/* Output tiles of the mma.sync engine: rows by a side of the weight; of wgrad both its sides. Those
- * of wgmma are twice as wide, a half of it to each multiprocessor's tensor cores. */
+/* Output tiles of the own engine: rows by a side of the weight, of wgrad both its sides; those of
+ * wgmma are twice as wide. */
 enum { TILE_SIDE = 128 };
 
 static mz_product_tiles cuda_tiles(const mz_kernels *k, mz_product op) {
     const int32_t workers = device_of(k)->multiprocessors;
+    const int32_t width = device_of(k)->capability == 90 ? 2 * TILE_SIDE : TILE_SIDE;
     if (op == MZ_PRODUCT_WGRAD)
-        return (mz_product_tiles){0, TILE_SIDE, TILE_SIDE, workers};
-    return op == MZ_PRODUCT_DGRAD ? (mz_product_tiles){TILE_SIDE, 0, TILE_SIDE, workers}
-                                  : (mz_product_tiles){TILE_SIDE, TILE_SIDE, 0, workers};
+        return (mz_product_tiles){0, TILE_SIDE, width, workers};
+    return op == MZ_PRODUCT_DGRAD ? (mz_product_tiles){TILE_SIDE, 0, width, workers}
+                                  : (mz_product_tiles){TILE_SIDE, width, 0, workers};
 }
 
 static mz_product_tiles cuda_up_tiles(const mz_kernels *k, int64_t intermediate) {
