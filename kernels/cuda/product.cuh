@@ -274,6 +274,7 @@ inline int64_t lines_of(Kind kind, const mz_groups *g, const Product &p) {
 }
 
 /* product_sm90.cu: bf16 products with wgmma, on a device of compute capability 9.0 alone. */
+__attribute__((visibility("hidden"))) /* the library shows its interface alone */
 int launch_sm90(const mz_cuda_device *d, void *stream, Kind kind, const mz_groups *g,
                 const Product &p);
 
