@@ -22,7 +22,8 @@ static const mz_command commands[] = {
     {"model", "show a model's parameters, tensors and optimizer state", mz_cmd_model},
     {"memory", "say what a rank holds in a step, and the largest micro-batch that fits",
      mz_cmd_memory},
-    {"replay", "run the routed experts of a recorded trace under policies, for real", mz_cmd_replay},
+    {"replay", "run the routed experts of a recorded trace under policies, for real",
+     mz_cmd_replay},
     {"calibrate", "measure this machine: a hardware profile for sim and check", mz_cmd_calibrate},
 };
 
