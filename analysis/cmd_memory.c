@@ -107,10 +107,6 @@ typedef struct memory_job {
 /* ---- input -------------------------------------------------------------------------------------
  */
 
-static mz_code need(const char *value, const char *name, const char *hint, mz_err *err) {
-    return value ? MZ_OK : mz_fail(err, MZ_EINPUT, "--%s is missing: %s", name, hint);
-}
-
 static mz_code step_options(memory_job *job, mz_err *err) {
     static const mz_temporaries temporaries[] = {MZ_TEMPORARIES_UNFUSED, MZ_TEMPORARIES_CHUNKED,
                                                  MZ_TEMPORARIES_FUSED};
@@ -152,9 +148,9 @@ static mz_code load_inputs(memory_job *job, mz_err *err) {
     const memory_args *a = &job->args;
     const char *data = job->app->data_dir;
     mz_code code =
-        need(a->model, "model", "a config.json or a shipped name (mizan model --list)", err);
+        mz_opt_need(a->model, "model", "a config.json or a shipped name (mizan model --list)", err);
     if (code == MZ_OK)
-        code = need(a->cluster, "cluster", "PROFILE:GPUS (mizan sim --list)", err);
+        code = mz_opt_need(a->cluster, "cluster", "PROFILE:GPUS (mizan sim --list)", err);
     if (code == MZ_OK)
         code = mz_model_load(a->model, data, &job->model, err);
     if (code == MZ_OK)

@@ -303,18 +303,15 @@ static mz_code choose_experts(sim_job *job, mz_err *err) {
     return MZ_OK;
 }
 
-static mz_code need(const char *value, const char *name, const char *hint, mz_err *err) {
-    return value ? MZ_OK : mz_fail(err, MZ_EINPUT, "--%s is missing: %s", name, hint);
-}
-
 static mz_code load_inputs(sim_job *job, mz_app *app, mz_err *err) {
     const sim_args *a = &job->args;
     mz_code code =
-        need(a->trace, "trace", "a trace file (mizan trace import or synth makes one)", err);
+        mz_opt_need(a->trace, "trace", "a trace file (mizan trace import or synth makes one)", err);
     if (code == MZ_OK)
-        code = need(a->model, "model", "a config.json or a shipped name (mizan sim --list)", err);
+        code = mz_opt_need(a->model, "model", "a config.json or a shipped name (mizan sim --list)",
+                           err);
     if (code == MZ_OK)
-        code = need(a->cluster, "cluster", "PROFILE:GPUS (mizan sim --list)", err);
+        code = mz_opt_need(a->cluster, "cluster", "PROFILE:GPUS (mizan sim --list)", err);
     if (code == MZ_OK)
         code = mz_model_load(a->model, app->data_dir, &job->model, err);
     if (code == MZ_OK)

@@ -130,10 +130,6 @@ static void free_job(replay_job *job) {
 /* ---- input -------------------------------------------------------------------------------------
  */
 
-static mz_code need(const char *value, const char *name, const char *hint, mz_err *err) {
-    return value ? MZ_OK : mz_fail(err, MZ_EINPUT, "--%s is missing: %s", name, hint);
-}
-
 static mz_code split_policies(replay_job *job, mz_err *err) {
     job->policy_text = strdup(job->args.policy);
     if (!job->policy_text)
@@ -247,9 +243,10 @@ static mz_code read_prediction(replay_job *job, mz_err *err) {
 static mz_code load_inputs(replay_job *job, mz_app *app, mz_err *err) {
     const replay_args *a = &job->args;
     mz_code code =
-        need(a->trace, "trace", "a trace file (mizan trace import or synth makes one)", err);
+        mz_opt_need(a->trace, "trace", "a trace file (mizan trace import or synth makes one)", err);
     if (code == MZ_OK)
-        code = need(a->model, "model", "a config.json or a shipped name (mizan sim --list)", err);
+        code = mz_opt_need(a->model, "model", "a config.json or a shipped name (mizan sim --list)",
+                           err);
     if (code == MZ_OK)
         code = split_policies(job, err);
     if (code == MZ_OK)

@@ -343,6 +343,10 @@ mz_code mz_opt_split_name(char *text, const char *what, char **options, mz_err *
     return MZ_OK;
 }
 
+mz_code mz_opt_need(const char *value, const char *name, const char *hint, mz_err *err) {
+    return value ? MZ_OK : mz_fail(err, MZ_EINPUT, "--%s is missing: %s", name, hint);
+}
+
 mz_code mz_split_list(char *text, char **parts, int max, int *count, mz_err *err) {
     int depth = 0;
     char *start = text;

@@ -53,6 +53,9 @@ typedef struct mz_opt_spec {
 mz_code mz_opt_parse(const mz_opt_spec *spec, void *dst, int argc, char **argv, int *nargs,
                      bool *help, bool *seen, FILE *out, mz_err *err);
 
+/* MZ_EINPUT "--NAME is missing: HINT" where the user gave no value (NULL). */
+mz_code mz_opt_need(const char *value, const char *name, const char *hint, mz_err *err);
+
 /* Defaults, then "key=value,key=value" (empty text: defaults only). A FLAG key stands alone or with
  * =yes|no. Values may not contain ',' or ']'. `text` is modified and must outlive the strings. */
 mz_code mz_opt_parse_list(const mz_opt *table, int count, const char *owner, char *text, void *dst,
