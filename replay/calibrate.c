@@ -6,7 +6,7 @@
 #include <string.h>
 
 mz_calibration_options mz_calibration_defaults(void) {
-    return (mz_calibration_options){.repeats = 7, .pool_bytes = INT64_C(256) << 20};
+    return (mz_calibration_options){.rounds = 7, .pool_bytes = INT64_C(256) << 20};
 }
 
 mz_code calibrate_failed(calibration *c, const char *what, mz_err *err) {
@@ -40,30 +40,58 @@ static int by_value(const void *a, const void *b) {
     return x < y ? -1 : x > y;
 }
 
-mz_code calibrate_time(calibration *c, calibrate_run run, const void *sizes, int64_t in_bytes,
-                       int64_t out_bytes, double *seconds, mz_err *err) {
-    const int32_t repeats = c->options.repeats;
-    mz_code code = mz_transport_barrier(c->transport, err);
+static mz_code take_probe(calibration *c, mz_err *err) {
+    double seconds = 0;
+    mz_code code = mz_probe_run(c->probe, &seconds, err);
     if (code != MZ_OK)
         return code;
-    if (c->app->stop && *c->app->stop)
-        return mz_fail(err, MZ_EABORTED, "interrupted");
-    if (in_bytes > c->options.pool_bytes || out_bytes > c->options.pool_bytes)
-        return mz_fail(err, MZ_EINTERNAL, "a sample larger than the pools");
-    for (int32_t i = -1; i < repeats; i++) { /* the first warms up */
+    if (!mz_grow((void **)&c->probed, &c->probed_cap, c->probes + 1, sizeof *c->probed))
+        return mz_fail_nomem(err, "calibration");
+    c->probed[c->probes++] = seconds;
+    return MZ_OK;
+}
+
+/* Calls of one sample, the first of all warms up. Small ones, which a stray interrupt hits hardest,
+ * thrice; the number depends on sizes alone, as calls may be collective. */
+static mz_code time_calls(calibration *c, calibrate_run bind, calibrate_run run, const void *sizes,
+                          int64_t in_bytes, int64_t out_bytes, double *seconds, mz_err *err) {
+    enum { SMALL = 1 << 20, CALLS = 3 };
+    const int calls = in_bytes + out_bytes <= SMALL ? CALLS : 1;
+    double times[CALLS];
+    for (int i = c->round == 0 ? -1 : 0; i < calls; i++) {
         char *in = next_part(c, c->inputs, &c->input_at, in_bytes);
         char *out = next_part(c, c->results, &c->result_at, out_bytes);
+        if (bind && bind(c, sizes, in, out) != MZ_K_OK)
+            return calibrate_failed(c, "a sample", err);
         const double start = mz_now();
         if (run(c, sizes, in, out) != MZ_K_OK || mz_kernels_sync(c->kernels, 0) != MZ_K_OK)
             return calibrate_failed(c, "a sample", err);
         if (i >= 0)
-            c->times[i] = mz_now() - start;
+            times[i] = mz_now() - start;
     }
-    qsort(c->times, (size_t)repeats, sizeof *c->times, by_value);
+    qsort(times, (size_t)calls, sizeof *times, by_value);
+    *seconds = times[calls / 2];
+    return MZ_OK;
+}
+
+mz_code calibrate_time(calibration *c, calibrate_run bind, calibrate_run run, const void *sizes,
+                       int64_t in_bytes, int64_t out_bytes, double *seconds, mz_err *err) {
+    enum { PROBE_EVERY = 8 };
     const int32_t local = c->transport->end - c->transport->first;
-    double sum = 0;
+    double own = 0, sum = 0;
+    if (in_bytes > c->options.pool_bytes || out_bytes > c->options.pool_bytes)
+        return mz_fail(err, MZ_EINTERNAL, "a sample larger than the pools");
+    mz_code code = c->calls++ % PROBE_EVERY == 0 ? take_probe(c, err) : MZ_OK;
+    if (code == MZ_OK)
+        code = mz_transport_barrier(c->transport, err);
+    if (code == MZ_OK && c->app->stop && *c->app->stop)
+        return mz_fail(err, MZ_EABORTED, "interrupted");
+    if (code == MZ_OK)
+        code = time_calls(c, bind, run, sizes, in_bytes, out_bytes, &own, err);
+    if (code != MZ_OK)
+        return code;
     for (int32_t r = 0; r < local; r++)
-        c->mine[r] = c->times[repeats / 2];
+        c->mine[r] = own;
     code = mz_transport_gather(c->transport, c->mine, sizeof *c->mine, c->all, err);
     for (int32_t r = 0; r < c->transport->ranks; r++)
         sum += c->all[r];
@@ -71,16 +99,58 @@ mz_code calibrate_time(calibration *c, calibrate_run run, const void *sizes, int
     return code;
 }
 
-mz_code calibrate_begin(calibration *c, mz_work work, int32_t most, mz_err *err) {
-    mz_fit *fit = &c->measured->fit[work];
-    *fit = (mz_fit){.sample = MZ_NEW(c->arena, mz_fit_sample, most)};
-    return fit->sample ? MZ_OK : mz_fail_nomem(err, "samples");
+static mz_fit *fit_of(calibration *c, int kind) {
+    return kind == CALIBRATE_WIRE ? &c->wire : &c->measured->fit[kind];
 }
 
-void calibrate_add(calibration *c, mz_work work, double a, double b, double bytes, double seconds) {
-    mz_fit *fit = &c->measured->fit[work];
-    fit->sample[fit->samples++] =
-        (mz_fit_sample){.size = {a, b, bytes}, .seconds = seconds > 1e-9 ? seconds : 1e-9};
+/* Products of several shapes may be cut into the same tiles: so many at most. */
+enum { SHAPES_OF_SAMPLE = 4 };
+
+mz_code calibrate_begin(calibration *c, int kind, int32_t most, mz_err *err) {
+    if (c->round > 0)
+        return MZ_OK;
+    mz_fit *fit = fit_of(c, kind);
+    calibrate_series *s = &c->series[kind];
+    *fit = (mz_fit){.sample = MZ_NEW(c->arena, mz_fit_sample, most)};
+    const int32_t each = SHAPES_OF_SAMPLE * c->options.rounds;
+    *s = (calibrate_series){.value = MZ_NEW(c->arena, double, (int64_t)most *each),
+                            .count = MZ_NEW(c->arena, int32_t, most),
+                            .most = most,
+                            .each = each};
+    return fit->sample && s->value && s->count ? MZ_OK : mz_fail_nomem(err, "samples");
+}
+
+/* A later round may add a sample that an earlier one left out, and leave out one that was there. */
+void calibrate_add(calibration *c, int kind, double a, double b, double bytes, double seconds) {
+    mz_fit *fit = fit_of(c, kind);
+    calibrate_series *s = &c->series[kind];
+    int32_t i = 0;
+    while (i < fit->samples && (fit->sample[i].size[0] != a || fit->sample[i].size[1] != b ||
+                                fit->sample[i].size[2] != bytes))
+        i++;
+    if (i == s->most)
+        return;
+    if (i == fit->samples)
+        fit->sample[fit->samples++] = (mz_fit_sample){.size = {a, b, bytes}};
+    if (s->count[i] < s->each)
+        s->value[(int64_t)i * s->each + s->count[i]++] = seconds > 1e-9 ? seconds : 1e-9;
+}
+
+/* Mean without the least and the greatest of three values or more; sorts. */
+static double middle_mean(double *value, int32_t count) {
+    qsort(value, (size_t)count, sizeof *value, by_value);
+    const int32_t off = count >= 3;
+    double sum = 0;
+    for (int32_t i = off; i < count - off; i++)
+        sum += value[i];
+    return sum / (count - 2 * off);
+}
+
+static void finish_series(calibration *c, int kind) {
+    mz_fit *fit = fit_of(c, kind);
+    const calibrate_series *s = &c->series[kind];
+    for (int32_t i = 0; i < fit->samples; i++)
+        fit->sample[i].seconds = middle_mean(s->value + (int64_t)i * s->each, s->count[i]);
 }
 
 /* bf16 values in +-1 over the whole input pool: read as fp32 they are finite as well. */
@@ -152,10 +222,9 @@ static mz_code make_lists(calibration *c, mz_err *err) {
 }
 
 static mz_code prepare(calibration *c, mz_err *err) {
-    c->times = MZ_NEW(c->arena, double, c->options.repeats);
     c->all = MZ_NEW(c->arena, double, c->transport->ranks);
     c->mine = MZ_NEW(c->arena, double, c->transport->end - c->transport->first);
-    if (!c->times || !c->all || !c->mine)
+    if (!c->all || !c->mine)
         return mz_fail_nomem(err, "calibration");
     if (mz_kernels_alloc(c->kernels, (size_t)c->options.pool_bytes, (void **)&c->inputs) !=
             MZ_K_OK ||
@@ -164,7 +233,38 @@ static mz_code prepare(calibration *c, mz_err *err) {
         mz_kernels_zero(c->kernels, 0, c->results, (size_t)c->options.pool_bytes) != MZ_K_OK)
         return calibrate_failed(c, "its pools", err);
     mz_code code = fill_inputs(c, err);
-    return code == MZ_OK ? make_lists(c, err) : code;
+    if (code == MZ_OK)
+        code = make_lists(c, err);
+    return code == MZ_OK ? mz_probe_create(c->kernels, c->transport, &c->probe, err) : code;
+}
+
+static mz_code one_round(calibration *c, mz_err *err) {
+    mz_code code = calibrate_products(c, err);
+    if (code == MZ_OK)
+        code = calibrate_rows(c, err);
+    if (code == MZ_OK)
+        code = calibrate_updates(c, err);
+    if (code == MZ_OK)
+        code = calibrate_copies(c, err);
+    return code == MZ_OK ? calibrate_wire(c, err) : code;
+}
+
+static mz_code fit_all(calibration *c, mz_wire *wire, mz_err *err) {
+    mz_code code = MZ_OK;
+    for (int kind = 0; kind < CALIBRATE_KINDS; kind++)
+        finish_series(c, kind);
+    for (int w = 0; code == MZ_OK && w < MZ_WORKS; w++)
+        if (c->measured->fit[w].samples > 0)
+            code = mz_fit_terms(&c->measured->fit[w], (mz_work)w, err);
+    if (code == MZ_OK)
+        code = mz_fit_terms(&c->wire, MZ_WORK_ZERO, err); /* fixed and bytes */
+    wire->latency_s = c->wire.term[0];
+    wire->bytes_per_s = c->wire.term[2] > 0 ? 1 / c->wire.term[2] : 1e12;
+    if (c->probes > 0) {
+        qsort(c->probed, c->probes, sizeof *c->probed, by_value);
+        c->measured->probe_s = c->probed[c->probes / 2];
+    }
+    return code;
 }
 
 mz_code mz_calibrate(mz_kernels *kernels, mz_transport *transport,
@@ -177,23 +277,20 @@ mz_code mz_calibrate(mz_kernels *kernels, mz_transport *transport,
                      .arena = arena,
                      .measured = measured};
     measured->processes = transport->processes;
+    mz_progress progress = mz_progress_start(&app->log, "measuring", "rounds", options->rounds);
     mz_code code = prepare(&c, err);
+    for (; code == MZ_OK && c.round < options->rounds; c.round++) {
+        code = one_round(&c, err);
+        mz_progress_update(&progress, c.round + 1);
+    }
+    mz_progress_end(&progress);
     if (code == MZ_OK)
-        code = calibrate_products(&c, err);
-    if (code == MZ_OK)
-        code = calibrate_rows(&c, err);
-    if (code == MZ_OK)
-        code = calibrate_updates(&c, err);
-    if (code == MZ_OK)
-        code = calibrate_copies(&c, err);
-    if (code == MZ_OK)
-        code = calibrate_wire(&c, wire, err);
-    for (int w = 0; code == MZ_OK && w < MZ_WORKS; w++)
-        if (measured->fit[w].samples > 0)
-            code = mz_fit_terms(&measured->fit[w], (mz_work)w, err);
+        code = fit_all(&c, wire, err);
     void *const all[] = {c.inputs,   c.results, c.scratch, c.counting, c.expert,
                          c.shuffled, c.weight,  c.begin,   c.quota};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
         mz_kernels_free(kernels, all[i]);
+    mz_probe_free(&c.probe);
+    free(c.probed);
     return code;
 }

@@ -1,8 +1,11 @@
 /* Measuring a machine: the time of every kind of work of sim/cluster/work.h over sizes, as the
  * replay calls it, and a model fitted to the samples (GSL). All processes of the transport measure
- * at once, in step, so that what they share (memory bandwidth, clocks) is in the numbers; a sample
- * is the mean over processes of each one's median over repetitions. Operands are taken from a pool
- * larger than the caches, a different part for every repetition.
+ * at once, in step, so that what they share (memory bandwidth, clocks) is in the numbers. All
+ * samples are taken once per round, in rounds one after another, so that an episode in which a
+ * shared machine is slow falls on single rounds of many samples and not on all of one: a sample is
+ * the mean over rounds, the fastest and the slowest left out, of the mean over processes. The mean,
+ * not the median: a step is made of many kernels and contains such episodes in their proportion.
+ * Operands are taken from a pool larger than the caches, a different part for every call.
  *
  * Shapes are chosen over a grid of powers of two and odd sizes between them, not for one model;
  * `hidden` and `intermediate` may add a model's own. */
@@ -16,12 +19,12 @@
 
 typedef struct mz_calibration_options {
     int64_t hidden, intermediate; /* further shape; 0: none */
-    int32_t repeats;              /* of every sample; odd, >= 5 */
+    int32_t rounds;               /* over all samples; >= 3 */
     int64_t pool_bytes;           /* of each of two pools, inputs and results; at least 1 MiB.
                                      Samples that do not fit are left out */
 } mz_calibration_options;
 
-/* The grid without further shapes, seven repetitions, pools of 256 MiB. */
+/* The grid without further shapes, seven rounds, pools of 256 MiB. */
 mz_calibration_options mz_calibration_defaults(void);
 
 /* One message between two processes: seconds = latency_s + bytes / bytes_per_s while all send at

@@ -3,6 +3,16 @@
 #define MIZAN_REPLAY_CALIBRATE_INSIDE_H
 
 #include "replay/calibrate.h"
+#include "replay/probe.h"
+
+/* Times of the samples of a kind in all rounds. */
+typedef struct calibrate_series {
+    double *value;  /* [most][each] */
+    int32_t *count; /* [most] values so far */
+    int32_t most, each;
+} calibrate_series;
+
+enum { CALIBRATE_WIRE = MZ_WORKS, CALIBRATE_KINDS };
 
 typedef struct calibration {
     mz_kernels *kernels;
@@ -19,8 +29,14 @@ typedef struct calibration {
     int64_t *counting, *shuffled, *begin, *quota;
     int32_t *expert;
     float *weight;
-    double *times;      /* [repeats] */
     double *mine, *all; /* [local ranks], [ranks] */
+    int32_t round;
+    calibrate_series series[CALIBRATE_KINDS];
+    mz_fit wire; /* messages between processes */
+    mz_probe *probe;
+    double *probed; /* seconds of the probes so far */
+    size_t probes, probed_cap;
+    int64_t calls; /* samples so far */
 } calibration;
 
 enum { CALIBRATE_PAIRS = 1 << 18, CALIBRATE_EXPERTS = 512, CALIBRATE_TOP_K = 4 };
@@ -28,13 +44,15 @@ enum { CALIBRATE_PAIRS = 1 << 18, CALIBRATE_EXPERTS = 512, CALIBRATE_TOP_K = 4 }
 /* One call of an operation; in and out lie in the pools. */
 typedef mz_kstatus (*calibrate_run)(calibration *c, const void *sizes, char *in, char *out);
 
-/* Median over repetitions, mean over processes. in_bytes, out_bytes: what the call touches. */
-mz_code calibrate_time(calibration *c, calibrate_run run, const void *sizes, int64_t in_bytes,
-                       int64_t out_bytes, double *seconds, mz_err *err);
+/* One sample of this round: mean over processes. in_bytes, out_bytes: what the call touches. bind:
+ * prepares a call on these parts, outside the clock; NULL: nothing to prepare. */
+mz_code calibrate_time(calibration *c, calibrate_run bind, calibrate_run run, const void *sizes,
+                       int64_t in_bytes, int64_t out_bytes, double *seconds, mz_err *err);
 
-/* Room for `most` samples of a kind. */
-mz_code calibrate_begin(calibration *c, mz_work work, int32_t most, mz_err *err);
-void calibrate_add(calibration *c, mz_work work, double a, double b, double bytes, double seconds);
+/* Room for `most` samples of a kind, in the first round. kind: of mz_work, or CALIBRATE_WIRE. */
+mz_code calibrate_begin(calibration *c, int kind, int32_t most, mz_err *err);
+/* A round's time of the sample of these sizes. */
+void calibrate_add(calibration *c, int kind, double a, double b, double bytes, double seconds);
 
 /* Experts of the pairs, drawn from [0, experts). */
 mz_code calibrate_experts(calibration *c, int32_t experts, mz_err *err);
@@ -47,6 +65,6 @@ mz_code calibrate_rows(calibration *c, mz_err *err);     /* calibrate_rows.c */
 mz_code calibrate_products(calibration *c, mz_err *err); /* calibrate_products.c */
 mz_code calibrate_copies(calibration *c, mz_err *err);   /* calibrate_rows.c: lanes */
 mz_code calibrate_updates(calibration *c, mz_err *err);  /* calibrate_updates.c */
-mz_code calibrate_wire(calibration *c, mz_wire *wire, mz_err *err);
+mz_code calibrate_wire(calibration *c, mz_err *err);
 
 #endif

@@ -46,7 +46,10 @@ static char *aligned(char *p) {
     return p + (256 - (uintptr_t)p % 256) % 256;
 }
 
-static mz_kstatus set_weights(calibration *c, const product_sizes *p, char *first) {
+/* Weights, or wgrad's gradients, of the groups. */
+static mz_kstatus set_weights(calibration *c, const void *sizes, char *in, char *out) {
+    const product_sizes *p = sizes;
+    char *first = p->work == MZ_WORK_WGRAD ? out : in;
     void *weight[GROUPS_MOST];
     for (int32_t g = 0; g < p->groups; g++)
         weight[g] = first + g * weight_bytes(p);
@@ -99,26 +102,21 @@ static mz_kstatus run_product(calibration *c, const void *sizes, char *in, char 
     return mz_grouped_gemm(c->kernels, 0, &a, c->scratch);
 }
 
-/* The pointers change with the part of the pool: set outside the clock, so all repetitions of one
- * sample use one part, and weights are as many as fill the caches. */
 static mz_code time_product(calibration *c, product_sizes *p, double *seconds, mz_err *err) {
     int64_t begin[GROUPS_MOST + 1];
     for (int32_t g = 0; g <= p->groups; g++)
         begin[g] = g * p->m;
-    char *part = p->work == MZ_WORK_WGRAD ? c->results : c->inputs;
     if (mz_kernels_copy(c->kernels, 0, MZ_COPY_IN, p->begin, begin,
-                        sizeof begin[0] * (size_t)(p->groups + 1)) != MZ_K_OK ||
-        set_weights(c, p, part) != MZ_K_OK)
+                        sizeof begin[0] * (size_t)(p->groups + 1)) != MZ_K_OK)
         return calibrate_failed(c, "products", err);
     const mz_product_args a = product_args(p, c->inputs, c->results);
     const mz_expert_up up = up_args(p, c->inputs, c->results);
     const size_t scratch = p->work == MZ_WORK_UP ? mz_expert_up_workspace(c->kernels, &up)
                                                  : mz_grouped_gemm_workspace(c->kernels, &a);
     mz_code code = calibrate_scratch(c, scratch, err);
-    c->input_at = c->result_at = 0;
-    return code == MZ_OK
-               ? calibrate_time(c, run_product, p, in_bytes(p), out_bytes(p), seconds, err)
-               : code;
+    return code == MZ_OK ? calibrate_time(c, set_weights, run_product, p, in_bytes(p), out_bytes(p),
+                                          seconds, err)
+                         : code;
 }
 
 static int64_t parts_of(int64_t side, int32_t most) {
@@ -129,12 +127,14 @@ static double part_of(int64_t side, int32_t most) {
     return (double)(most > 0 && most < side ? most : side);
 }
 
-/* All tiles of a sample are equal, as the grid's sizes are chosen. */
+/* All tiles of a sample are equal: sizes that are not are left out. */
 static mz_code sample_product(calibration *c, product_sizes *p, mz_err *err) {
     const mz_tiling *t = &c->measured->tiling[p->work];
     const int64_t workers = c->measured->workers;
     const int64_t each = parts_of(p->m, t->rows) * parts_of(p->n, t->n) * parts_of(p->k, t->k);
     double seconds = 0;
+    if (t->rows > 0 && p->m > t->rows && p->m % t->rows != 0)
+        return MZ_OK;
     p->groups = workers * GROUPS_PER_WORKER < GROUPS_MOST ? (int32_t)workers * GROUPS_PER_WORKER
                                                           : GROUPS_MOST;
     while (p->groups > 1 &&
@@ -193,6 +193,8 @@ static mz_code sample_kind(calibration *c, product_sizes *p, mz_err *err) {
 
 /* One group of one row and the least sizes: nothing but the call. */
 static mz_code sample_call(calibration *c, product_sizes *p, mz_err *err) {
+    if (c->round > 0)
+        return MZ_OK;
     *p = (product_sizes){MZ_WORK_FORWARD, 1, 16, 16, 1, p->begin, p->weight};
     return time_product(c, p, &c->measured->call_s, err);
 }

@@ -228,7 +228,7 @@ static mz_code sample_rows(calibration *c, const row_kind *kind, row_sizes s, mz
         return MZ_OK;
     mz_code code = prepare_kind(c, kind, &s, err);
     if (code == MZ_OK)
-        code = calibrate_time(c, kind->run, &s, in, out, &seconds, err);
+        code = calibrate_time(c, NULL, kind->run, &s, in, out, &seconds, err);
     if (code == MZ_OK)
         calibrate_add(c, kind->work, (double)s.rows, (double)s.cols,
                       mz_work_bytes(kind->work, s.rows, s.cols, s.rows / CALIBRATE_TOP_K), seconds);
@@ -243,7 +243,7 @@ static mz_code sample_lengths(calibration *c, mz_work work, calibrate_run run, i
         double seconds = 0;
         if ((in + out) * *n > c->options.pool_bytes)
             break;
-        code = calibrate_time(c, run, &s, in * *n, out * *n, &seconds, err);
+        code = calibrate_time(c, NULL, run, &s, in * *n, out * *n, &seconds, err);
         if (code == MZ_OK)
             calibrate_add(c, work, 1, (double)*n, mz_work_bytes(work, 1, *n, 0), seconds);
     }
@@ -299,7 +299,7 @@ mz_code calibrate_copies(calibration *c, mz_err *err) {
             double seconds = 0;
             if (*b > c->options.pool_bytes)
                 continue;
-            code = calibrate_time(c, run_copies, &s, *b, *b, &seconds, err);
+            code = calibrate_time(c, NULL, run_copies, &s, *b, *b, &seconds, err);
             if (code == MZ_OK)
                 calibrate_add(c, MZ_WORK_COPY, (double)*l, (double)*b,
                               mz_work_bytes(MZ_WORK_COPY, *l, *b, 0), seconds);
@@ -322,28 +322,20 @@ static mz_kstatus run_ring(calibration *c, const void *sizes, char *in, char *ou
                : MZ_K_EFAILED;
 }
 
-mz_code calibrate_wire(calibration *c, mz_wire *wire, mz_err *err) {
+mz_code calibrate_wire(calibration *c, mz_err *err) {
     enum { SIZES = 8 };
     static const int64_t bytes[SIZES] = {1 << 8,  1 << 12, 1 << 14, 1 << 16,
                                          1 << 18, 1 << 20, 1 << 22, 1 << 24};
-    mz_fit_sample sample[SIZES];
-    mz_fit fit = {.sample = sample};
-    mz_code code = MZ_OK;
+    mz_code code = calibrate_begin(c, CALIBRATE_WIRE, SIZES, err);
     mz_lane *lane = MZ_NEW(c->arena, mz_lane, c->transport->processes);
-    if (!lane)
+    if (code == MZ_OK && !lane)
         return mz_fail_nomem(err, "lanes");
-    for (int i = 0; code == MZ_OK && i < SIZES; i++) {
+    for (int i = 0; code == MZ_OK && i < SIZES && bytes[i] <= c->options.pool_bytes; i++) {
         const copy_sizes s = {1, bytes[i], lane};
         double seconds = 0;
-        if (bytes[i] > c->options.pool_bytes)
-            break;
-        code = calibrate_time(c, run_ring, &s, bytes[i], bytes[i], &seconds, err);
-        sample[fit.samples++] = (mz_fit_sample){.size = {0, 1, (double)bytes[i]},
-                                                .seconds = seconds > 1e-9 ? seconds : 1e-9};
+        code = calibrate_time(c, NULL, run_ring, &s, bytes[i], bytes[i], &seconds, err);
+        if (code == MZ_OK)
+            calibrate_add(c, CALIBRATE_WIRE, 0, 1, (double)bytes[i], seconds);
     }
-    if (code == MZ_OK)
-        code = mz_fit_terms(&fit, MZ_WORK_ZERO, err);
-    wire->latency_s = fit.term[0];
-    wire->bytes_per_s = fit.term[2] > 0 ? 1 / fit.term[2] : 1e12;
     return code;
 }

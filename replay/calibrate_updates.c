@@ -54,29 +54,38 @@ static mz_code sample_update(calibration *c, const update_sizes *s, mz_err *err)
     if (weight_bytes(s) > c->options.pool_bytes || out > c->options.pool_bytes)
         return MZ_OK;
     mz_code code = calibrate_scratch(c, mz_update_scratch(c->kernels, &call), err);
-    /* State is read as well as written: what other samples left there may be anything. */
-    if (code == MZ_OK &&
-        mz_kernels_zero(c->kernels, 0, c->results, (size_t)c->options.pool_bytes) != MZ_K_OK)
-        code = calibrate_failed(c, "updates", err);
     if (code == MZ_OK)
-        code = calibrate_time(c, run_update, s, weight_bytes(s), out, &seconds, err);
+        code = calibrate_time(c, NULL, run_update, s, weight_bytes(s), out, &seconds, err);
     if (code == MZ_OK)
         calibrate_add(c, mz_work_update(s->optimizer->rule), (double)s->matrices,
                       (double)(s->rows * s->cols), traffic(s), seconds);
     return code;
 }
 
+/* Of the optimizers that share a rule, whose kernels are the same, the first one stands for all. */
+static bool first_of_rule(const mz_optimizer *const *optimizer, int i) {
+    mz_err unsupported;
+    if (mz_update_supported(optimizer[i], &unsupported) != MZ_OK)
+        return false;
+    for (int k = 0; k < i; k++)
+        if (optimizer[k]->rule == optimizer[i]->rule &&
+            mz_update_supported(optimizer[k], &unsupported) == MZ_OK)
+            return false;
+    return true;
+}
+
+/* State is read as well as written: what other samples left there may be anything. */
 mz_code calibrate_updates(calibration *c, mz_err *err) {
     static const int64_t shapes[][3] = {{1, 256, 256},  {4, 256, 256},   {2, 1024, 512},
                                         {8, 512, 1024}, {2, 2048, 1024}, {4, 1024, 2048}};
     int count = 0;
     const mz_optimizer *const *optimizer = mz_optimizers(&count);
     mz_code code = MZ_OK;
+    if (mz_kernels_zero(c->kernels, 0, c->results, (size_t)c->options.pool_bytes) != MZ_K_OK)
+        code = calibrate_failed(c, "updates", err);
     for (int i = 0; code == MZ_OK && i < count; i++) {
-        mz_err unsupported;
         const mz_work work = mz_work_update(optimizer[i]->rule);
-        if (mz_update_supported(optimizer[i], &unsupported) != MZ_OK ||
-            c->measured->fit[work].samples > 0)
+        if (!first_of_rule(optimizer, i))
             continue;
         code = calibrate_begin(c, work, MOST, err);
         for (size_t k = 0; code == MZ_OK && k < sizeof shapes / sizeof shapes[0]; k++) {

@@ -36,7 +36,7 @@ static const mz_opt calibrate_options[] = {
      1 << 20},
     {"inter", 0, MZ_OPT_INT, AT(inter), "0", "I", "with --hidden: the experts' intermediate size",
      0, 1 << 20},
-    {"repeats", 0, MZ_OPT_INT, AT(repeats), "7", "N", "repetitions of every sample", 5, 1001},
+    {"repeats", 0, MZ_OPT_INT, AT(repeats), "7", "N", "rounds over all samples", 3, 1001},
     {"pool", 0, MZ_OPT_REAL, AT(pool), "256 MiB", "BYTES",
      "memory that operands are taken from, twice; larger samples are left out", 1 << 20, 1e13,
      MZ_UNIT_BYTES},
@@ -172,7 +172,7 @@ static mz_code open_kernels(calibrate_job *job, mz_err *err) {
 
 static mz_code measure(calibrate_job *job, mz_app *app, mz_err *err) {
     mz_calibration_options options = mz_calibration_defaults();
-    options.repeats = (int32_t)job->args.repeats;
+    options.rounds = (int32_t)job->args.repeats;
     options.pool_bytes = (int64_t)job->args.pool / 256 * 256;
     options.hidden = job->args.hidden;
     options.intermediate = job->args.inter;
@@ -251,9 +251,6 @@ static mz_code run_job(calibrate_job *job, mz_app *app, mz_err *err) {
 static mz_code check_args(const calibrate_args *a, mz_err *err) {
     if ((a->hidden > 0) != (a->inter > 0))
         return mz_fail(err, MZ_EINPUT, "--hidden and --inter go together: a shape has both");
-    if (a->repeats % 2 == 0)
-        return mz_fail(err, MZ_EINPUT, "--repeats %lld: an odd number has a median",
-                       (long long)a->repeats);
     return MZ_OK;
 }
 

@@ -2,6 +2,7 @@
 
 #include "replay/experts.h"
 #include "replay/inside.h"
+#include "replay/probe.h"
 #include "replay/steps.h"
 #include "common/base/digest.h"
 
@@ -42,6 +43,7 @@ struct mz_replay {
     int policies;
     int32_t ranks, local, layers, experts;
     mz_replay_steps *steps;
+    mz_probe *probe;
     const volatile sig_atomic_t *stop;
     int64_t executed; /* steps of all policies and passes */
     bool dealt, side_by_side;
@@ -194,6 +196,8 @@ mz_code mz_replay_create(const mz_replay_options *options, char **policies, int 
                                       &r->steps, err);
     if (code == MZ_OK)
         code = create_scratch(r, err);
+    if (code == MZ_OK)
+        code = mz_probe_create(kernels, transport, &r->probe, err);
     if (code != MZ_OK)
         mz_replay_free(replay);
     return code;
@@ -226,6 +230,7 @@ void mz_replay_free(mz_replay **replay) {
         free_policy(r, &r->policy[i]);
     free(r->policy);
     mz_replay_steps_free(&r->steps);
+    mz_probe_free(&r->probe);
     free(r->mine);
     free(r->all);
     free(r->rows);
@@ -390,7 +395,9 @@ static mz_code run_step(mz_replay *r, replay_policy *p, const mz_replay_step *st
         r->seen[i] = mz_digest_start();
     r->transport->doing = "start of a step";
     r->transport->layer = -1;
-    mz_code code = mz_transport_barrier(r->transport, err);
+    mz_code code = record ? mz_probe_run(r->probe, &p->now.probe_s, err) : MZ_OK;
+    if (code == MZ_OK)
+        code = mz_transport_barrier(r->transport, err);
     const double start = mz_now();
     if (code == MZ_OK)
         code = mz_engine_begin_step(p->engine, ordinal, err);

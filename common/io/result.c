@@ -139,6 +139,8 @@ static json_t *detail_json(const mz_run *run, int *failed) {
         put(o, "step_time_s", reals_json(run->step_s, run->steps, failed), failed);
     if (run->step_ordinal)
         put(o, "step_ordinal", integers_json(run->step_ordinal, run->steps, failed), failed);
+    if (run->probe_s)
+        put(o, "probe_s", reals_json(run->probe_s, run->steps, failed), failed);
     if (run->rank_busy_s)
         put(o, "rank_busy_s", reals_json(run->rank_busy_s, run->ranks, failed), failed);
     if (run->rank_peak_bytes)
@@ -516,6 +518,8 @@ static bool write_run(hid_t group, const mz_run *run) {
            (!run->step_ordinal ||
             write_integers(group, "step_ordinal", run->step_ordinal, run->steps, "none",
                            "which step of the window each record is")) &&
+           (!run->probe_s || write_reals(group, "probe_s", run->probe_s, run->steps, "s",
+                                         "a fixed product just before each step")) &&
            (!run->rank_memory_bytes || write_memory(group, run)) &&
            (!run->detail_s || write_detail(group, run));
 }

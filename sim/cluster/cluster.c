@@ -77,6 +77,7 @@ static mz_code set_shape(const mz_profile *profile, const cluster_spec *spec, mz
     if (spec->gpus * shared > RANKS_MAX)
         return mz_fail(err, MZ_EINPUT, "cluster %s: %lld ranks are more than %d", spec->profile,
                        (long long)(spec->gpus * shared), RANKS_MAX);
+    const mz_measured *measured = cluster->device.measured;
     cluster->gpus = (int32_t)spec->gpus;
     cluster->gpus_per_node = (int32_t)node;
     cluster->nodes = (int32_t)((spec->gpus + node - 1) / node);
@@ -85,7 +86,9 @@ static mz_code set_shape(const mz_profile *profile, const cluster_spec *spec, mz
     if (json_object_set_new(cluster->resolved, "gpus", json_integer(cluster->gpus)) ||
         json_object_set_new(cluster->resolved, "nodes", json_integer(cluster->nodes)) ||
         json_object_set_new(cluster->resolved, "ranks", json_integer(cluster->ranks)) ||
-        json_object_set_new(cluster->resolved, "ranks_per_device", json_integer(shared)))
+        json_object_set_new(cluster->resolved, "ranks_per_device", json_integer(shared)) ||
+        (measured && measured->probe_s > 0 &&
+         json_object_set_new(cluster->resolved, "probe_s", json_real(measured->probe_s))))
         return mz_fail_nomem(err, "a cluster's values");
     return MZ_OK;
 }

@@ -191,6 +191,8 @@ mz_code mz_measured_read(json_t *object, const char *where, mz_arena *arena, mz_
     if (code == MZ_OK)
         code = mz_json_quantity(&view, "call", MZ_UNIT_SECONDS, &m->call_s, err);
     if (code == MZ_OK)
+        code = mz_json_quantity_or(&view, "probe", MZ_UNIT_SECONDS, 0, &m->probe_s, err);
+    if (code == MZ_OK)
         code = read_kinds(&view, arena, m, err);
     if (code == MZ_OK)
         code = mz_json_no_more(&view, err);
@@ -245,7 +247,7 @@ json_t *mz_measured_json(const mz_measured *m) {
             json_decref(kinds);
             return NULL;
         }
-    return json_pack("{s:o,s:s,s:s,s:i,s:i,s:f,s:o}", "machine", mz_json_text(m->machine),
+    return json_pack("{s:o,s:s,s:s,s:i,s:i,s:f,s:f,s:o}", "machine", mz_json_text(m->machine),
                      "backend", m->backend, "transport", m->transport, "processes", m->processes,
-                     "workers", m->workers, "call", m->call_s, "kinds", kinds);
+                     "workers", m->workers, "call", m->call_s, "probe", m->probe_s, "kinds", kinds);
 }

@@ -47,8 +47,8 @@ END
         [[ $stderr == *"$words"* ]] || { echo "$arguments: $stderr" && false; }
     done <<'END'
 --hidden 64|--hidden and --inter go together
---repeats 6|an odd number
---repeats 3|repeats
+--repeats 2|repeats
+--repeats 0|repeats
 --transport carrier-pigeon|carrier-pigeon
 --pool 1KiB|pool
 surplus|surplus
