@@ -100,7 +100,7 @@ mz_code calibrate_time(calibration *c, calibrate_run bind, calibrate_run run, co
 }
 
 static mz_fit *fit_of(calibration *c, int kind) {
-    return kind == CALIBRATE_WIRE ? &c->wire : &c->measured->fit[kind];
+    return kind >= MZ_WORKS ? &c->beside[kind - MZ_WORKS] : &c->measured->fit[kind];
 }
 
 /* Products of several shapes may be cut into the same tiles: so many at most. */
@@ -250,6 +250,7 @@ static mz_code one_round(calibration *c, mz_err *err) {
 }
 
 static mz_code fit_all(calibration *c, mz_wire *wire, mz_err *err) {
+    mz_fit *message = &c->beside[CALIBRATE_WIRE - MZ_WORKS];
     mz_code code = MZ_OK;
     for (int kind = 0; kind < CALIBRATE_KINDS; kind++)
         finish_series(c, kind);
@@ -257,9 +258,10 @@ static mz_code fit_all(calibration *c, mz_wire *wire, mz_err *err) {
         if (c->measured->fit[w].samples > 0)
             code = mz_fit_terms(&c->measured->fit[w], (mz_work)w, err);
     if (code == MZ_OK)
-        code = mz_fit_terms(&c->wire, MZ_WORK_ZERO, err); /* fixed and bytes */
-    wire->latency_s = c->wire.term[0];
-    wire->bytes_per_s = c->wire.term[2] > 0 ? 1 / c->wire.term[2] : 1e12;
+        code = mz_fit_terms(message, MZ_WORK_ZERO, err); /* fixed and bytes */
+    wire->latency_s = message->term[0];
+    wire->bytes_per_s = message->term[2] > 0 ? 1 / message->term[2] : 1e12;
+    calibrate_alone(c);
     if (c->probes > 0) {
         qsort(c->probed, c->probes, sizeof *c->probed, by_value);
         c->measured->probe_s = c->probed[c->probes / 2];

@@ -12,7 +12,9 @@ typedef struct calibrate_series {
     int32_t most, each;
 } calibrate_series;
 
-enum { CALIBRATE_WIRE = MZ_WORKS, CALIBRATE_KINDS };
+/* Beside the kinds of work: messages between processes; products on one worker, sizes kind, n, k.
+ */
+enum { CALIBRATE_WIRE = MZ_WORKS, CALIBRATE_ALONE, CALIBRATE_KINDS };
 
 typedef struct calibration {
     mz_kernels *kernels;
@@ -32,7 +34,7 @@ typedef struct calibration {
     double *mine, *all; /* [local ranks], [ranks] */
     int32_t round;
     calibrate_series series[CALIBRATE_KINDS];
-    mz_fit wire; /* messages between processes */
+    mz_fit beside[CALIBRATE_KINDS - MZ_WORKS];
     mz_probe *probe;
     double *probed; /* seconds of the probes so far */
     size_t probes, probed_cap;
@@ -49,7 +51,7 @@ typedef mz_kstatus (*calibrate_run)(calibration *c, const void *sizes, char *in,
 mz_code calibrate_time(calibration *c, calibrate_run bind, calibrate_run run, const void *sizes,
                        int64_t in_bytes, int64_t out_bytes, double *seconds, mz_err *err);
 
-/* Room for `most` samples of a kind, in the first round. kind: of mz_work, or CALIBRATE_WIRE. */
+/* Room for `most` samples of a kind, in the first round. kind: of mz_work, or CALIBRATE_... */
 mz_code calibrate_begin(calibration *c, int kind, int32_t most, mz_err *err);
 /* A round's time of the sample of these sizes. */
 void calibrate_add(calibration *c, int kind, double a, double b, double bytes, double seconds);
@@ -63,6 +65,7 @@ mz_code calibrate_failed(calibration *c, const char *what, mz_err *err);
 
 mz_code calibrate_rows(calibration *c, mz_err *err);     /* calibrate_rows.c */
 mz_code calibrate_products(calibration *c, mz_err *err); /* calibrate_products.c */
+void calibrate_alone(calibration *c);                    /* calibrate_products.c */
 mz_code calibrate_copies(calibration *c, mz_err *err);   /* calibrate_rows.c: lanes */
 mz_code calibrate_updates(calibration *c, mz_err *err);  /* calibrate_updates.c */
 mz_code calibrate_wire(calibration *c, mz_err *err);

@@ -2,6 +2,7 @@
  * takes beside its tiles is measured on a product too small to matter. */
 #include "replay/calibrate_inside.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 enum { GROUPS_MOST = 64, GROUPS_PER_WORKER = 2, UP_INTERMEDIATE_MOST = 1024 };
@@ -191,6 +192,53 @@ static mz_code sample_kind(calibration *c, product_sizes *p, mz_err *err) {
     return code;
 }
 
+enum { ALONE_ROWS = 160, ALONE_MOST = 16 };
+static const int64_t alone_shapes[][2] = {{256, 512}, {256, 1024}, {512, 512}, {1024, 1024}};
+
+/* One tile: the other workers have nothing to do. Its time stands beside that of the same tile
+ * while all workers are busy. */
+static mz_code sample_alone(calibration *c, product_sizes *p, mz_err *err) {
+    const mz_tiling *t = &c->measured->tiling[p->work];
+    mz_code code = MZ_OK;
+    for (size_t i = 0; code == MZ_OK && i < sizeof alone_shapes / sizeof alone_shapes[0]; i++) {
+        double seconds = 0;
+        p->m = ALONE_ROWS;
+        p->n = alone_shapes[i][0];
+        p->k = alone_shapes[i][1];
+        p->groups = 1;
+        if ((t->rows > 0 && p->m > t->rows) || (t->n > 0 && p->n > t->n) ||
+            in_bytes(p) > c->options.pool_bytes || out_bytes(p) > c->options.pool_bytes)
+            continue;
+        code = time_product(c, p, &seconds, err);
+        if (code == MZ_OK && seconds > 2 * c->measured->call_s)
+            calibrate_add(c, CALIBRATE_ALONE, p->work, (double)p->n, (double)p->k,
+                          seconds - c->measured->call_s);
+    }
+    return code;
+}
+
+static int by_value(const void *a, const void *b) {
+    const double x = *(const double *)a, y = *(const double *)b;
+    return x < y ? -1 : x > y;
+}
+
+/* Median over the shapes; a worker alone is not slower. */
+void calibrate_alone(calibration *c) {
+    const mz_fit *alone = &c->beside[CALIBRATE_ALONE - MZ_WORKS];
+    double ratio[ALONE_MOST];
+    int32_t n = 0;
+    for (int32_t i = 0; c->measured->workers > 1 && i < alone->samples; i++) {
+        const double *of = alone->sample[i].size;
+        const mz_fit *fit = &c->measured->fit[(int)of[0]];
+        for (int32_t k = 0; k < fit->samples; k++)
+            if (fit->sample[k].size[0] == ALONE_ROWS && fit->sample[k].size[1] == of[1] &&
+                fit->sample[k].size[2] == of[2])
+                ratio[n++] = alone->sample[i].seconds / fit->sample[k].seconds;
+    }
+    qsort(ratio, (size_t)n, sizeof *ratio, by_value);
+    c->measured->alone = n > 0 && ratio[n / 2] < 1 ? ratio[n / 2] : 1;
+}
+
 /* One group of one row and the least sizes: nothing but the call. */
 static mz_code sample_call(calibration *c, product_sizes *p, mz_err *err) {
     if (c->round > 0)
@@ -218,9 +266,13 @@ mz_code calibrate_products(calibration *c, mz_err *err) {
     }
     if (code == MZ_OK)
         code = sample_call(c, &p, err);
+    if (code == MZ_OK)
+        code = calibrate_begin(c, CALIBRATE_ALONE, ALONE_MOST, err);
     for (int i = 0; code == MZ_OK && i < 4; i++) {
         p.work = kinds[i];
         code = sample_kind(c, &p, err);
+        if (code == MZ_OK)
+            code = sample_alone(c, &p, err);
     }
     mz_kernels_free(c->kernels, p.begin);
     mz_kernels_free(c->kernels, p.weight);

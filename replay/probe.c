@@ -103,7 +103,9 @@ mz_code mz_probe_run(mz_probe *p, double *seconds, mz_err *err) {
     mz_code code = mz_transport_barrier(p->transport, err);
     if (code != MZ_OK)
         return code;
-    mz_kstatus status = MZ_K_OK;
+    mz_kstatus status = mz_grouped_gemm(p->kernels, 0, &a, p->scratch);
+    if (status == MZ_K_OK)
+        status = mz_kernels_sync(p->kernels, 0);
     const double start = mz_now();
     for (int i = 0; i < calls && status == MZ_K_OK; i++)
         status = mz_grouped_gemm(p->kernels, 0, &a, p->scratch);

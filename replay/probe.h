@@ -16,7 +16,8 @@ mz_code mz_probe_create(mz_kernels *kernels, mz_transport *transport, mz_probe *
 void mz_probe_free(mz_probe **probe); /* NULL is allowed */
 
 /* *seconds: of eight products of 128 rows with weights of 512 x 512, bf16, all processes at once,
- * the mean over processes. Some 5 ms on two cores; accelerators repeat it. */
+ * the mean over processes; once untimed before it, so that what ran before does not
+ * matter. Some 5 ms on two cores; accelerators repeat it. */
 mz_code mz_probe_run(mz_probe *probe, double *seconds, mz_err *err);
 
 #endif

@@ -191,6 +191,11 @@ mz_code mz_measured_read(json_t *object, const char *where, mz_arena *arena, mz_
     if (code == MZ_OK)
         code = mz_json_quantity(&view, "call", MZ_UNIT_SECONDS, &m->call_s, err);
     if (code == MZ_OK)
+        code = mz_json_quantity_or(&view, "alone", MZ_UNIT_NONE, 1, &m->alone, err);
+    if (code == MZ_OK && !(m->alone > 0 && m->alone <= 1))
+        return mz_fail(err, MZ_EINPUT, "%s: 'alone' is %g, must be above 0 and at most 1", where,
+                       m->alone);
+    if (code == MZ_OK)
         code = mz_json_quantity_or(&view, "probe", MZ_UNIT_SECONDS, 0, &m->probe_s, err);
     if (code == MZ_OK)
         code = read_kinds(&view, arena, m, err);
@@ -247,7 +252,8 @@ json_t *mz_measured_json(const mz_measured *m) {
             json_decref(kinds);
             return NULL;
         }
-    return json_pack("{s:o,s:s,s:s,s:i,s:i,s:f,s:f,s:o}", "machine", mz_json_text(m->machine),
+    return json_pack("{s:o,s:s,s:s,s:i,s:i,s:f,s:f,s:f,s:o}", "machine", mz_json_text(m->machine),
                      "backend", m->backend, "transport", m->transport, "processes", m->processes,
-                     "workers", m->workers, "call", m->call_s, "probe", m->probe_s, "kinds", kinds);
+                     "workers", m->workers, "alone", m->alone, "call", m->call_s, "probe",
+                     m->probe_s, "kinds", kinds);
 }

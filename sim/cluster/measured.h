@@ -41,8 +41,9 @@ typedef struct mz_tiling {
 typedef struct mz_measured {
     char machine[256], backend[16], transport[16];
     int32_t processes, workers; /* workers: threads or SMs that take tiles side by side */
-    double call_s;              /* of one product beside its tiles */
-    double probe_s;             /* replay/probe.h, median while all was measured; 0: not probed */
+    double alone;   /* part of its time that a tile takes while the other workers idle: (0, 1] */
+    double call_s;  /* of one product beside its tiles */
+    double probe_s; /* replay/probe.h, median while all was measured; 0: not probed */
     mz_fit fit[MZ_WORKS];
     mz_tiling tiling[MZ_WORKS]; /* of products */
 } mz_measured;

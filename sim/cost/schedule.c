@@ -89,3 +89,17 @@ void mz_schedule_add(mz_schedule *s, int64_t tiles, double length) {
 double mz_schedule_end(const mz_schedule *s) {
     return s->free_at[s->count - 1];
 }
+
+double mz_schedule_end_alone(const mz_schedule *s, double alone) {
+    int64_t all = 0, busy;
+    for (int i = 0; i < s->count; i++)
+        all += s->sms[i];
+    double end = s->free_at[0];
+    busy = all;
+    for (int i = 0; i + 1 < s->count; i++) {
+        busy -= s->sms[i];
+        const double idle = (double)(all - busy) / (double)(all - 1);
+        end += (s->free_at[i + 1] - s->free_at[i]) / (1 + (1 / alone - 1) * idle);
+    }
+    return end;
+}

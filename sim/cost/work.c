@@ -100,7 +100,7 @@ bool mz_cost_tiles(const mz_device *device, mz_work work, const int64_t *rows, i
     for (int32_t g = 0; g < groups; g++)
         if (rows[g] > 0 || work == MZ_WORK_WGRAD)
             add_group(&schedule, m, work, rows[g], n, k);
-    *seconds = (m->call_s + mz_schedule_end(&schedule)) / device->speed;
+    *seconds = (m->call_s + mz_schedule_end_alone(&schedule, m->alone)) / device->speed;
     return true;
 }
 

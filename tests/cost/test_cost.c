@@ -171,6 +171,23 @@ static void list_scheduling(void **state) {
     }
 }
 
+static double end_alone(int64_t sms, const double *length, int tiles, double alone) {
+    mz_schedule schedule = mz_schedule_start(sms);
+    for (int i = 0; i < tiles; i++)
+        mz_schedule_add(&schedule, 1, length[i]);
+    return mz_schedule_end_alone(&schedule, alone);
+}
+
+/* Three SMs with 2, 4 and 10 to do: all run to 2, then two at 3/2 of the speed, then one at twice
+ * it. One tile on four runs alone from the start. */
+static void who_is_left_runs_faster(void **state) {
+    const double length[] = {2, 4, 10}, one = 8;
+    near(end_alone(3, length, 3, 0.5), 2 + 2 / 1.5 + 6 / 2.0);
+    near(end_alone(3, length, 3, 1), 10);
+    near(end_alone(1, length, 3, 0.5), 16);
+    near(end_alone(4, &one, 1, 0.8), 6.4);
+}
+
 /* A device that nobody measured takes every kernel's bytes at its memory's rate, 100 GB/s; what has
  * nothing to do takes no time. Every kind has a name of its own. */
 static void kinds_of_work(void **state) {
@@ -207,7 +224,7 @@ int main(void) {
         cmocka_unit_test(grouped_forward), cmocka_unit_test(padding_effect),
         cmocka_unit_test(grouped_wgrad),   cmocka_unit_test(memory_and_attention),
         cmocka_unit_test(list_scheduling), cmocka_unit_test(planner_table),
-        cmocka_unit_test(kinds_of_work),
+        cmocka_unit_test(kinds_of_work),   cmocka_unit_test(who_is_left_runs_faster),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

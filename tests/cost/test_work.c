@@ -48,7 +48,7 @@ static void work_without_measurements_takes_its_bytes(void **state) {
 
 static void measured_work_takes_what_was_measured(void **state) {
     (void)state;
-    mz_measured measured = {.workers = 1};
+    mz_measured measured = {.workers = 1, .alone = 1};
     measured.fit[MZ_WORK_PACK] = line();
     const mz_device device = {
         .memory_bytes_per_s = 1000, .memory_efficiency = 0.5, .speed = 2, .measured = &measured};
@@ -82,7 +82,7 @@ static void products_are_tiles_taken_in_turn(void **state) {
     (void)state;
     static const mz_work works[] = {MZ_WORK_FORWARD, MZ_WORK_DGRAD, MZ_WORK_WGRAD, MZ_WORK_UP};
     static const mz_gemm_kind kinds[] = {MZ_GEMM_FORWARD, MZ_GEMM_DGRAD, MZ_GEMM_WGRAD};
-    mz_measured m = {.workers = 3, .call_s = 5};
+    mz_measured m = {.workers = 3, .alone = 1, .call_s = 5};
     for (int w = 0; w < 4; w++) {
         m.fit[works[w]] =
             (mz_fit){.term = {1, 0.25, 0.5, 0.125 * (w + 1)}, .samples = 1, .sample = &samples[w]};
@@ -116,6 +116,7 @@ static void a_profile_reads_back_what_it_says(void **state) {
                      .transport = "local",
                      .processes = 1,
                      .workers = 2,
+                     .alone = 0.8,
                      .call_s = 1e-6},
                 *read = NULL;
     mz_fit_sample tile = {.size = {4, 3, 6}, .seconds = 30};
@@ -127,6 +128,7 @@ static void a_profile_reads_back_what_it_says(void **state) {
     assert_non_null(json);
     assert_int_equal(mz_measured_read(json, "x", &arena, &read, &err), MZ_OK);
     assert_int_equal(read->workers, 2);
+    near(read->alone, 0.8, 0);
     assert_int_equal(read->tiling[MZ_WORK_WGRAD].n, 256);
     assert_int_equal(read->tiling[MZ_WORK_WGRAD].k, 128);
     assert_int_equal(read->fit[MZ_WORK_COMBINE].samples, 0);
@@ -158,6 +160,7 @@ static void bad_measurements_are_refused(void **state) {
         {"{\"product_wgrad\": {\"terms\": [1, 2, 3, 4], \"m\": [1], \"n\": [1], \"k\": [1], "
          "\"seconds\": [1], \"tile_rows\": 0, \"tile_n\": -1, \"tile_k\": 0}}",
          "tile_n"},
+        {"{}, \"alone\": 1.5", "'alone' is 1.5"},
     };
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         char text[700];
