@@ -73,6 +73,30 @@ static mz_code same_policies(const mz_result_file *p, const mz_result_file *m, m
     return MZ_OK;
 }
 
+/* One type of values and one number of ranks on a device are what a prediction is of. */
+static mz_code same_machine(const mz_result_file *p, const mz_result_file *m, mz_err *err) {
+    const json_t *settings = json_object_get(m->root, "settings");
+    const char *type = json_string_value(json_object_get(settings, "type"));
+    const int64_t each = json_integer_value(
+        json_object_get(json_object_get(p->root, "cluster"), "ranks_per_device"));
+    const json_t *processes = json_object_get(settings, "processes"),
+                 *ranks = json_object_get(settings, "ranks");
+    if (type && strcmp(type, "bf16") != 0)
+        return mz_fail(err, MZ_EINPUT,
+                       "the measurement has --type %s: predictions are of bf16, replay with that",
+                       type);
+    if (processes && ranks && each > 0 &&
+        json_integer_value(processes) * each != json_integer_value(ranks))
+        return mz_fail(err, MZ_EINPUT,
+                       "the files do not belong together: the prediction has %lld ranks on each of "
+                       "%lld devices, the measurement ran in %lld processes: give --cluster "
+                       "PROFILE:%lld to mizan sim",
+                       (long long)each, (long long)(json_integer_value(ranks) / each),
+                       (long long)json_integer_value(processes),
+                       (long long)json_integer_value(processes));
+    return MZ_OK;
+}
+
 static mz_code is_kind(const mz_result_file *file, const char *kind, const char *hint,
                        mz_err *err) {
     const char *is = json_string_value(json_object_get(file->root, "kind"));
@@ -99,7 +123,9 @@ mz_code check_belong(const mz_result_file *p, const mz_result_file *m, mz_err *e
     if (code == MZ_OK)
         code = same_settings(json_object_get(p->root, "settings"),
                              json_object_get(m->root, "settings"), err);
-    return code == MZ_OK ? same_policies(p, m, err) : code;
+    if (code == MZ_OK)
+        code = same_policies(p, m, err);
+    return code == MZ_OK ? same_machine(p, m, err) : code;
 }
 
 /* ---- evidence ----------------------------------------------------------------------------------
@@ -118,7 +144,8 @@ bool check_validated(const check_result *r, mz_phase phase) {
  */
 
 static check_target *add_target(check_result *r, bool passed, const char *what) {
-    check_target *t = &r->target[r->targets++];
+    check_target *t = &r->target[r->targets];
+    r->targets += r->targets + 1 < CHECK_TARGETS_MOST;
     t->passed = passed;
     r->passed = r->passed && passed;
     snprintf(t->what, sizeof t->what, "%s", what);
@@ -175,14 +202,37 @@ static void judge_phases(check_result *r) {
                  r->policy[policy].name);
 }
 
+/* What has no error, as nothing was measured, is worst of all. */
+static double size_of(double error) {
+    return isnan(error) ? INFINITY : fabs(error);
+}
+
 static void judge_memory(check_result *r) {
     int worst = 0;
     for (int i = 0; i < r->policies; i++)
-        if (fabs(r->policy[i].peak.error) > fabs(r->policy[worst].peak.error))
+        if (size_of(r->policy[i].peak.error) > size_of(r->policy[worst].peak.error))
             worst = i;
     const double error = r->policy[worst].peak.error;
-    check_target *t = add_target(r, fabs(error) <= CHECK_MEMORY, "peak memory within 1 %");
+    check_target *t = add_target(r, size_of(error) <= CHECK_MEMORY, "peak memory within 1 %");
     snprintf(t->found, sizeof t->found, "%+.2f %% (%.100s)", error * 100, r->policy[worst].name);
+}
+
+/* Bytes follow from the plans: more than rounding apart, other plans were replayed. */
+static void judge_traffic(check_result *r) {
+    int policy = 0, kind = 0;
+    for (int i = 0; i < r->policies; i++)
+        for (int t = 0; t < CHECK_TRAFFIC; t++)
+            if (size_of(r->policy[i].traffic[t].error) >
+                size_of(r->policy[policy].traffic[kind].error)) {
+                policy = i;
+                kind = t;
+            }
+    const double error = r->policy[policy].traffic[kind].error;
+    const bool good = size_of(error) <= CHECK_BYTES;
+    check_target *t = add_target(r, good, "bytes of every kind of traffic within 1 %");
+    snprintf(t->found, sizeof t->found, "%+.2f %% (%s of %.60s)%s", error * 100,
+             check_traffic[kind], r->policy[policy].name,
+             good ? "" : ": other plans? same --cluster?");
 }
 
 static void judge_order(check_result *r) {
@@ -196,7 +246,10 @@ static void judge_order(check_result *r) {
     }
     check_target *t =
         add_target(r, wrong == 0, "same order of policies that differ by more than 3 %");
-    snprintf(t->found, sizeof t->found, "%d of %d pairs", apart - wrong, apart);
+    if (apart == 0)
+        snprintf(t->found, sizeof t->found, "nothing to order: no two differ by more");
+    else
+        snprintf(t->found, sizeof t->found, "%d of %d pairs", apart - wrong, apart);
     if (first) {
         const size_t used = strlen(t->found);
         snprintf(t->found + used, sizeof t->found - used, "; not %.50s and %.50s",
@@ -209,12 +262,16 @@ static void judge_order(check_result *r) {
     t = add_target(r, loses, "null predictors lose (mean error of log Ta/Tb)");
     if (r->pairs > 0)
         snprintf(t->found, sizeof t->found, "%.4f against %.4f", r->rule[0].log_error, best);
+    else
+        snprintf(t->found, sizeof t->found, "nothing to order: one policy");
 }
 
 static void judge_records(check_result *r) {
     int64_t least = r->policy[0].records;
+    bool repeated = true;
     for (int i = 0; i < r->policies; i++) {
         least = r->policy[i].records < least ? r->policy[i].records : least;
+        repeated = repeated && !isnan(r->policy[i].noise);
         if (r->policy[i].noise > r->noise)
             r->noise = r->policy[i].noise;
     }
@@ -222,8 +279,12 @@ static void judge_records(check_result *r) {
         add_target(r, r->same || least >= CHECK_RECORDS, "at least 15 steps of every policy");
     snprintf(t->found, sizeof t->found, "%lld", (long long)least);
     r->noisy = r->noise > CHECK_NOISE;
-    t = add_target(r, !r->noisy, "noise of the same policy repeated at most 1.5 %");
-    snprintf(t->found, sizeof t->found, "%.2f %%", r->noise * 100);
+    t = add_target(r, r->same || (repeated && !r->noisy),
+                   "noise of the same policy repeated at most 1.5 %");
+    if (repeated || r->same)
+        snprintf(t->found, sizeof t->found, "%.2f %%", r->noise * 100);
+    else
+        snprintf(t->found, sizeof t->found, "unknown: steps were not repeated (--repeat)");
     t = add_target(r, r->fixed, "the prediction was fixed before the replay");
     snprintf(t->found, sizeof t->found, "%s",
              r->fixed ? "its digest stands in the measurement"
@@ -236,6 +297,7 @@ void check_judge(check_result *r) {
     judge_steps(r);
     judge_phases(r);
     judge_memory(r);
+    judge_traffic(r);
     judge_order(r);
     judge_records(r);
     int missed = 0;

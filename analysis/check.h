@@ -1,9 +1,13 @@
 /* A prediction held against a measurement: two result files and nothing else (DESIGN section 7).
  *
  * Error of a time: (predicted - measured) / measured, signed. A policy's time: per step of the
- * window the median of its records, mean over the steps. Records of different steps are compared by
- * their ratio to the prediction of their step: the median's confidence interval is that of order
- * statistics of these ratios, and noise is the ratio of their medians.
+ * window the middle mean of its records, mean over the steps. The middle mean leaves out the
+ * fastest and the slowest seventh: the statistic of calibration (replay/calibrate.h). A median
+ * would not do: a step is made of many kernels, so slow episodes of a shared machine are in every
+ * step in proportion, in few kernels each. Confidence interval: percentiles of the bootstrap that
+ * draws each step's records anew (Efron and Tibshirani, 1993, chapter 13). Noise: how far two runs
+ * of the same policy lie apart, else two halves of one; both sides have the same steps of the
+ * window.
  *
  * A phase's time is its busy time summed over ranks and layers, so that a machine which runs its
  * ranks one after another spends it all; planning, which stands at every rank of a process, counts
@@ -25,7 +29,9 @@
 #define CHECK_MEMORY 0.01 /* of peak memory */
 #define CHECK_APART 0.03  /* policies whose times differ by more have an order */
 #define CHECK_NOISE 0.015 /* of the same policy repeated */
-enum { CHECK_RECORDS = 15 };
+#define CHECK_BYTES 0.01  /* of each kind of traffic */
+enum { CHECK_RECORDS = 15, CHECK_TRAFFIC = 5 };
+extern const char *const check_traffic[CHECK_TRAFFIC]; /* their keys in a result */
 
 typedef struct check_value {
     double predicted, measured, error; /* error NaN where nothing was measured */
@@ -37,10 +43,10 @@ typedef struct check_policy {
     const mz_run_file *predicted; /* measured: all runs of this name */
     int64_t ranks_each;           /* ranks of one process */
     int64_t records;              /* of all runs of this policy */
-    double *ratio;                /* [records] measured over predicted, in order */
+    double *ratio;                /* [records] measured over predicted, in order: to be drawn */
     check_value step;
-    double low, high; /* 95 % of the measured median, s; NaN below CHECK_RECORDS */
-    double noise;     /* of repetition; NaN: too few records */
+    double low, high; /* 95 % of the measured time, s; NaN below CHECK_RECORDS */
+    double noise;     /* of repetition; NaN: no step was measured twice */
     bool repeated;    /* noise is of two runs, else of the halves of one */
     check_value phase[MZ_PHASES];
     double share[MZ_PHASES]; /* of the measured time of all phases but launch_wait */
@@ -50,6 +56,7 @@ typedef struct check_policy {
     check_value *cell;  /* [layers][ranks] */
     check_value peak;
     check_value memory[MZ_MEM_CATEGORIES];
+    check_value traffic[CHECK_TRAFFIC]; /* bytes a step: equal where the plans are */
 } check_policy;
 
 /* Two policies, a before b. */
@@ -109,10 +116,8 @@ mz_code check_belong(const mz_result_file *predicted, const mz_result_file *meas
 mz_code check_measure(check_result *result, mz_err *err); /* policies: times, phases, memory */
 mz_code check_order(check_result *result, mz_err *err);   /* pairs and rules */
 void check_judge(check_result *result);                   /* targets, verdict */
-/* Median of values, which are sorted; the ranks (from 1) of the order statistics that hold a median
- * with 95 %; false: too few. */
-double check_median(double *value, int64_t count);
-bool check_interval(int64_t count, int64_t *low, int64_t *high);
+/* Mean without the least and the greatest seventh of values, which are sorted; NaN of none. */
+double check_middle_mean(double *value, int64_t count);
 
 /* Output. */
 void check_print(const check_result *result, FILE *out);

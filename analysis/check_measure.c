@@ -1,6 +1,8 @@
 /* Times and memory of every policy, predicted and measured. */
 #include "analysis/check.h"
 
+#include "common/base/rng.h"
+
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,31 +12,15 @@ static int by_value(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-double check_median(double *value, int64_t count) {
+double check_middle_mean(double *value, int64_t count) {
+    const int64_t off = count / 7;
+    double sum = 0; /* over the middle value: equal values are their own mean, exactly */
     if (count < 1)
         return NAN;
     qsort(value, (size_t)count, sizeof *value, by_value);
-    return count % 2 ? value[count / 2] : (value[count / 2 - 1] + value[count / 2]) / 2;
-}
-
-/* The number of values below the median is binomial (n, 1/2): the k-th smallest and the k-th
- * largest hold it unless fewer than k values lie on one side (David and Nagaraja, Order Statistics,
- * section 7.1). The largest k with at most 2.5 % on either side. */
-bool check_interval(int64_t n, int64_t *low, int64_t *high) {
-    double tail = 0, logarithm = -(double)n * log(2); /* of one outcome: n over i, over 2^n */
-    int64_t k = 0;
-    if (n < CHECK_RECORDS)
-        return false;
-    for (int64_t i = 0; i < n; i++) {
-        tail += exp(logarithm);
-        if (tail > 0.025)
-            break;
-        k = i + 1;
-        logarithm += log((double)(n - i)) - log((double)(i + 1));
-    }
-    *low = k;
-    *high = n + 1 - k;
-    return k >= 1;
+    for (int64_t i = off; i < count - off; i++)
+        sum += value[i] - value[count / 2];
+    return value[count / 2] + sum / (double)(count - 2 * off);
 }
 
 static check_value value_of(double predicted, double measured) {
@@ -66,21 +52,41 @@ static double predicted_at(const check_policy *p, int64_t ordinal, record_figure
     return NAN;
 }
 
-/* Per step the median of its records, mean over the steps that were measured. */
+/* Which records: all, or those of the first or second side of a comparison with itself. */
+typedef enum check_side { SIDE_ALL, SIDE_FIRST, SIDE_SECOND } check_side;
+
+/* The records of one step of the window: of the first run against the others where a policy was run
+ * again, else the earlier half against the later. */
+static int64_t collect(const check_result *r, const check_policy *p, int64_t ordinal,
+                       check_side side, record_figure figure, int64_t index, double *value) {
+    int64_t n = 0, first = 0;
+    int runs = 0;
+    for (const mz_run_file *run = NULL; (run = next_run(r->measured, p->name, run)); runs++) {
+        for (int64_t i = 0; i < run->steps; i++)
+            if (run->ordinal[i] == ordinal)
+                value[n++] = figure(p, run, i, index);
+        first = runs == 0 ? n : first;
+    }
+    if (side == SIDE_ALL)
+        return n;
+    const int64_t cut = runs > 1 ? first : n / 2;
+    if (side == SIDE_FIRST)
+        return cut;
+    memmove(value, value + cut, sizeof *value * (size_t)(n - cut));
+    return n - cut;
+}
+
+/* Per step the middle mean of its records, mean over the steps that were measured. */
 static check_value compare(const check_result *r, const check_policy *p, record_figure figure,
                            int64_t index, double *value) {
     double predicted = 0, measured = 0;
     int64_t steps = 0;
     for (int64_t o = 0; o < p->predicted->steps; o++) {
-        int64_t n = 0;
-        for (const mz_run_file *run = NULL; (run = next_run(r->measured, p->name, run));)
-            for (int64_t i = 0; i < run->steps; i++)
-                if (run->ordinal[i] == o)
-                    value[n++] = figure(p, run, i, index);
+        const int64_t n = collect(r, p, o, SIDE_ALL, figure, index, value);
         if (n == 0)
             continue;
         predicted += predicted_at(p, o, figure, index);
-        measured += check_median(value, n);
+        measured += check_middle_mean(value, n);
         steps++;
     }
     return value_of(predicted / (double)steps, measured / (double)steps);
@@ -164,36 +170,79 @@ static mz_code check_detail(const check_result *r, const mz_run_file *p, mz_err 
     return MZ_OK;
 }
 
-/* Ratios of all records, run after run, and what they say about the median and noise. */
-static mz_code note_ratios(check_result *r, check_policy *p, mz_err *err) {
-    int64_t n = 0, first = 0, low, high;
+/* Ratios of all records, run after run. */
+static void note_ratios(const check_result *r, check_policy *p) {
+    int64_t n = 0;
     int runs = 0;
-    p->ratio = MZ_NEW(&r->arena, double, p->records);
-    double *sorted = MZ_NEW(&r->arena, double, p->records);
-    if (!p->ratio || !sorted)
-        return mz_fail_nomem(err, "the records of a policy");
-    for (const mz_run_file *m = NULL; (m = next_run(r->measured, p->name, m)); runs++) {
+    for (const mz_run_file *m = NULL; (m = next_run(r->measured, p->name, m)); runs++)
         for (int64_t i = 0; i < m->steps; i++) {
             const double predicted = predicted_at(p, m->ordinal[i], step_time, 0);
             p->ratio[n++] = predicted > 0 ? m->step_s[i] / predicted : 1;
         }
-        first = runs == 0 ? n : first;
-    }
     p->repeated = runs > 1;
-    const int64_t half = p->repeated ? first : n / 2;
-    p->noise = p->low = p->high = NAN;
-    if (half >= 1) {
-        memcpy(sorted, p->ratio, sizeof *sorted * (size_t)n);
-        const double a = check_median(sorted, half), b = check_median(sorted + half, n - half);
-        p->noise = fabs(a / b - 1);
+}
+
+/* Over the steps of the window that both sides have. */
+static double noise_of(const check_result *r, const check_policy *p, double *value) {
+    double side[2] = {0};
+    for (int64_t o = 0; o < p->predicted->steps; o++) {
+        double mean[2];
+        int64_t n[2];
+        for (int k = 0; k < 2; k++) {
+            n[k] = collect(r, p, o, k == 0 ? SIDE_FIRST : SIDE_SECOND, step_time, 0, value);
+            mean[k] = n[k] > 0 ? check_middle_mean(value, n[k]) : 0;
+        }
+        for (int k = 0; k < 2 && n[0] > 0 && n[1] > 0; k++)
+            side[k] += mean[k];
     }
-    memcpy(sorted, p->ratio, sizeof *sorted * (size_t)n);
-    const double median = check_median(sorted, n);
-    if (check_interval(n, &low, &high)) {
-        p->low = p->step.measured * sorted[low - 1] / median;
-        p->high = p->step.measured * sorted[high - 1] / median;
+    return side[1] > 0 ? fabs(side[0] / side[1] - 1) : NAN;
+}
+
+enum { BOOTSTRAPS = 999 };
+
+/* A policy's time with every step's records drawn anew, with replacement. */
+static double drawn_time(const check_result *r, const check_policy *p, mz_rng *rng, double *value,
+                         double *drawn) {
+    double sum = 0;
+    int64_t steps = 0;
+    for (int64_t o = 0; o < p->predicted->steps; o++) {
+        const int64_t n = collect(r, p, o, SIDE_ALL, step_time, 0, value);
+        for (int64_t i = 0; i < n; i++)
+            drawn[i] = value[mz_rng_below(rng, (uint64_t)n)];
+        sum += n > 0 ? check_middle_mean(drawn, n) : 0;
+        steps += n > 0;
     }
+    return sum / (double)steps;
+}
+
+static mz_code note_interval(check_result *r, check_policy *p, double *value, mz_err *err) {
+    double *time = MZ_NEW(&r->arena, double, BOOTSTRAPS);
+    double *drawn = MZ_NEW(&r->arena, double, p->records);
+    if (!time || !drawn)
+        return mz_fail_nomem(err, "the records of a policy");
+    p->low = p->high = NAN;
+    if (p->records < CHECK_RECORDS)
+        return MZ_OK;
+    mz_rng rng = mz_rng_make(1, 6);
+    for (int b = 0; b < BOOTSTRAPS; b++)
+        time[b] = drawn_time(r, p, &rng, value, drawn);
+    qsort(time, BOOTSTRAPS, sizeof *time, by_value);
+    p->low = time[(BOOTSTRAPS + 1) / 40 - 1];
+    p->high = time[BOOTSTRAPS - (BOOTSTRAPS + 1) / 40];
     return MZ_OK;
+}
+
+const char *const check_traffic[CHECK_TRAFFIC] = {"dispatch_bytes", "combine_bytes",
+                                                  "backward_dispatch_bytes",
+                                                  "backward_combine_bytes", "transfer_bytes"};
+
+/* Of the first run: all runs of a policy move the same. */
+static void note_traffic(const check_result *r, check_policy *p) {
+    const mz_run_file *run = next_run(r->measured, p->name, NULL);
+    for (int t = 0; t < CHECK_TRAFFIC; t++)
+        p->traffic[t] =
+            value_of(json_number_value(json_object_get(p->predicted->json, check_traffic[t])),
+                     json_number_value(json_object_get(run->json, check_traffic[t])));
 }
 
 static double most_of(const mz_run_file *run, int category) {
@@ -246,7 +295,8 @@ static mz_code measure_policy(check_result *r, check_policy *p, mz_err *err) {
     for (const mz_run_file *m = NULL; (m = next_run(r->measured, p->name, m));)
         p->records += m->steps;
     double *value = MZ_NEW(&r->arena, double, p->records);
-    if (!value)
+    p->ratio = MZ_NEW(&r->arena, double, p->records);
+    if (!value || !p->ratio)
         return mz_fail_nomem(err, "the records of a policy");
     p->step = compare(r, p, step_time, 0, value);
     for (int k = 0; k < MZ_PHASES; k++) {
@@ -256,7 +306,10 @@ static mz_code measure_policy(check_result *r, check_policy *p, mz_err *err) {
     for (int k = 0; k < MZ_PHASES; k++)
         p->share[k] = all > 0 && k != MZ_PHASE_LAUNCH_WAIT ? p->phase[k].measured / all : 0;
     note_memory(r, p);
-    const mz_code code = note_ratios(r, p, err);
+    note_traffic(r, p);
+    note_ratios(r, p);
+    p->noise = noise_of(r, p, value);
+    const mz_code code = note_interval(r, p, value, err);
     return code == MZ_OK ? note_places(r, p, value, err) : code;
 }
 

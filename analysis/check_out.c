@@ -18,7 +18,7 @@ static void percent(double value, FILE *out) {
 
 static void print_steps(const check_result *r, FILE *out) {
     fprintf(out, "%-34s %10s %10s %21s %8s %8s %8s %7s\n", "policy", "predicted", "measured",
-            "95 % of the median", "error", "peak", "noise", "steps");
+            "95 % of it", "error", "peak", "noise", "steps");
     fprintf(out, "%-34s %10s %10s %21s %8s %8s %8s\n", "", "ms", "ms", "ms", "%", "%", "%");
     for (int i = 0; i < r->policies; i++) {
         const check_policy *p = &r->policy[i];

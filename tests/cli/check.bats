@@ -72,7 +72,7 @@ PY
     echo "$output"
     [ "$status" -eq 0 ]
     [ -z "$stderr" ]
-    [ "${lines[-1]}" = "pass: all 9 targets are met" ]
+    [ "${lines[-1]}" = "pass: all 10 targets are met" ]
     ! grep -q FAIL <<<"$output"
     grep -q '</html>' page.html
     ! grep -qE 'https?:|<script|src=' page.html
@@ -87,7 +87,7 @@ PY
     echo "$output"
     [ "$status" -eq 1 ]
     grep -q '^FAIL  phases of at least 5 % of a step within 10 %: +25.00 % (dispatch of ' <<<"$output"
-    [[ ${lines[-1]} == "fail: "*" of 9 targets are missed" ]]
+    [[ ${lines[-1]} == "fail: "*" of 10 targets are missed" ]]
     [[ $stderr == "mizan: check: fail: "* ]]
     measure m.json peak=0.98
     run --separate-stderr "$mizan" check p.json m.json
