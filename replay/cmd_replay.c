@@ -113,10 +113,12 @@ typedef struct replay_job {
     const volatile sig_atomic_t *stop;
     char prediction[80];
     mz_result result;
+    int *measured; /* [result.runs] which of the policies each run is of */
 } replay_job;
 
 static void free_job(replay_job *job) {
     mz_result_free(&job->result);
+    free(job->measured);
     mz_replay_free(&job->replay);
     mz_kernels_close(&job->kernels);
     mz_transport_close(&job->transport);
@@ -408,15 +410,24 @@ static mz_code gather_ends(replay_job *job, process_end *sum, mz_err *err) {
     return code;
 }
 
+/* One list per run: a policy may be given twice. NULL when memory is short. */
 static json_t *digests_json(const replay_job *job) {
-    json_t *object = json_object();
-    for (int i = 0; i < job->count; i++) {
+    json_t *all = json_array();
+    int failed = 0;
+    for (int k = 0; k < job->result.runs; k++) {
         json_t *list = json_array();
-        for (int64_t s = 0; s < job->result.run[i].steps; s++)
-            json_array_append_new(list, json_string(mz_replay_digest(job->replay, i, s)));
-        json_object_set_new(object, job->policies[i], list);
+        for (int64_t s = 0; s < job->result.run[k].steps; s++)
+            failed +=
+                json_array_append_new(
+                    list, json_string(mz_replay_digest(job->replay, job->measured[k], s))) != 0;
+        failed += json_array_append_new(all, json_pack("{s:s, s:o}", "policy",
+                                                       job->policies[job->measured[k]], "sha256",
+                                                       list)) != 0;
     }
-    return object;
+    if (failed == 0)
+        return all;
+    json_decref(all);
+    return NULL;
 }
 
 /* The keys that mizan sim has, too, mean the same there. */
@@ -455,16 +466,31 @@ static json_t *settings_json(const replay_job *job, const process_end *end) {
     return json;
 }
 
+/* Policies with records: an interrupt leaves the later ones of an order by policies without. */
+static mz_code fill_runs(replay_job *job, mz_err *err) {
+    mz_result *r = &job->result;
+    r->run = mz_calloc((size_t)job->count, sizeof *r->run);
+    job->measured = mz_calloc((size_t)job->count, sizeof *job->measured);
+    if (!r->run || !job->measured)
+        return mz_fail_nomem(err, "the result");
+    mz_code code = MZ_OK;
+    for (int i = 0; code == MZ_OK && i < job->count; i++) {
+        if (mz_replay_records(job->replay, i) == 0)
+            continue;
+        job->measured[r->runs] = i;
+        code = mz_replay_result(job->replay, i, &r->run[r->runs++], err);
+    }
+    if (code == MZ_OK && r->runs == 0)
+        return mz_fail(err, MZ_EINPUT, "no step was completed, so there is no result");
+    return code;
+}
+
 static mz_code fill_result(replay_job *job, const process_end *end, mz_err *err) {
     mz_result *r = &job->result;
     r->kind = "measurement";
     r->detail = job->args.detail;
     memcpy(r->prediction, job->prediction, sizeof r->prediction);
-    r->run = mz_calloc((size_t)job->count, sizeof *r->run);
-    if (!r->run)
-        return mz_fail_nomem(err, "the result");
-    r->runs = job->count;
-    mz_code code = mz_replay_results(job->replay, r->run, err);
+    mz_code code = fill_runs(job, err);
     if (code == MZ_OK)
         code = mz_trace_describe(job->trace, job->args.trace, mz_stream_reshaped(job->stream), true,
                                  &r->trace, err);
@@ -507,10 +533,10 @@ static void print_end(const replay_job *job, const process_end *end, FILE *out) 
                 "of what is allowed\n",
                 (long long)end->verified.values, (long long)end->verified.tokens,
                 (long long)end->verified.selections, end->verified.largest);
-    for (int i = 0; job->args.digest && i < job->count; i++)
-        for (int64_t s = 0; s < job->result.run[i].steps; s++)
-            fprintf(out, "%s, record %lld: %s\n", job->policies[i], (long long)s,
-                    mz_replay_digest(job->replay, i, s));
+    for (int k = 0; job->args.digest && k < job->result.runs; k++)
+        for (int64_t s = 0; s < job->result.run[k].steps; s++)
+            fprintf(out, "%s, record %lld: %s\n", job->policies[job->measured[k]], (long long)s,
+                    mz_replay_digest(job->replay, job->measured[k], s));
 }
 
 static mz_code write_result(replay_job *job, mz_app *app, mz_err *err) {
@@ -544,6 +570,14 @@ static mz_code check_output(const replay_job *job, mz_err *err) {
     return code;
 }
 
+/* The first policy without a run. */
+static int first_left(const replay_job *job) {
+    int i = 0;
+    while (i < job->result.runs && job->measured[i] == i)
+        i++;
+    return i;
+}
+
 /* One process alone writes what is complete even when the user interrupts. */
 static mz_code run_job(replay_job *job, mz_app *app, mz_err *err) {
     mz_code code = open_transport(job, app, err);
@@ -554,9 +588,16 @@ static mz_code run_job(replay_job *job, mz_app *app, mz_err *err) {
     if (code == MZ_OK)
         code = write_result(job, app, err);
     if (code == MZ_EABORTED && job->replay && job->transport->processes == 1) {
-        mz_err ignored;
-        if (write_result(job, app, &ignored) == MZ_OK)
+        mz_err why = {0};
+        if (write_result(job, app, &why) != MZ_OK)
+            mz_warn(&app->log, "interrupted: nothing was written: %s", why.msg);
+        else if (job->result.runs == job->count)
             mz_warn(&app->log, "interrupted: the result covers the completed steps only");
+        else
+            mz_warn(&app->log,
+                    "interrupted: the result covers the completed steps of %d of %d "
+                    "policies, those from %s on are left out",
+                    job->result.runs, job->count, job->policies[first_left(job)]);
     }
     if (code == MZ_OK || !job->transport)
         return code;

@@ -1,6 +1,7 @@
 /* Faults that tests ask for. */
 #include "replay/run.h"
 
+#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -10,7 +11,7 @@ static bool take_number(const char **text, int64_t *value) {
         return false;
     *value = strtoll(*text, &end, 10);
     *text = end;
-    return true;
+    return *value < INT32_MAX;
 }
 
 static bool take_colon(const char **text) {
@@ -39,7 +40,8 @@ static bool take_fault(const char *text, mz_fault *fault) {
     int64_t rank = 0;
     if (take_word(&text, "oom")) {
         fault->kind = MZ_FAULT_MEMORY;
-        if (!take_number(&text, &fault->step) || !take_colon(&text) || !take_number(&text, &rank))
+        if (!take_number(&text, &fault->step) || fault->step < 1 || !take_colon(&text) ||
+            !take_number(&text, &rank))
             return false;
     } else {
         fault->kind = take_word(&text, "kill")      ? MZ_FAULT_KILL

@@ -121,7 +121,7 @@ static int64_t reuse(mz_heap *h, int64_t bytes) {
     return i;
 }
 
-static void release_idle(mz_heap *h) {
+void mz_heap_release(mz_heap *h) {
     for (int64_t k = 0; k < h->idles; k++) {
         block *b = &h->block[h->idle[k]];
         mz_kernels_free(h->kernels, b->memory);
@@ -147,7 +147,7 @@ static int64_t obtain(mz_heap *h, int64_t bytes) {
     void *memory = NULL;
     mz_kstatus status = mz_kernels_alloc(h->kernels, (size_t)bytes, &memory);
     if (status == MZ_K_ENOMEM && h->idles > 0) {
-        release_idle(h);
+        mz_heap_release(h);
         status = mz_kernels_alloc(h->kernels, (size_t)bytes, &memory);
     }
     if (status != MZ_K_OK)

@@ -57,5 +57,6 @@ const mz_heap_rank *mz_heap_of(const mz_heap *heap, int32_t rank);
 void mz_heap_start_step(mz_heap *heap);     /* peaks and mosts start again from what is held now */
 int64_t mz_heap_takes(const mz_heap *heap); /* so far; fault tests count with it */
 int64_t mz_heap_reserved(const mz_heap *heap); /* bytes got from the context */
+void mz_heap_release(mz_heap *heap);           /* gives blocks that lie idle back to the context */
 
 #endif

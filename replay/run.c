@@ -29,7 +29,7 @@ typedef struct replay_policy {
     mz_measure *measure;
     char (*digest)[MZ_DIGEST_TEXT]; /* [records] */
     size_t digest_cap;
-    double planned_s, aside_s; /* of the step at hand: planning, and what is nobody's */
+    double aside_s; /* of the step at hand: what is nobody's */
     mz_measure_step now;
     double *imbalance; /* [calls] of the step at hand */
     size_t imbalance_cap;
@@ -46,6 +46,7 @@ struct mz_replay {
     mz_probe *probe;
     const volatile sig_atomic_t *stop;
     int64_t executed; /* steps of all policies and passes */
+    int64_t reserved; /* by the heaps of policies that ran together: the most */
     bool dealt, side_by_side;
     char *mine, *all; /* records of this process's ranks, of all */
     int64_t *rows;    /* [ranks] scratch */
@@ -187,6 +188,11 @@ mz_code mz_replay_create(const mz_replay_options *options, char **policies, int 
     r->layers = options->model->moe_layers;
     r->experts = options->model->experts;
     r->policies = count;
+    if (options->fault.kind != MZ_FAULT_NONE && options->fault.rank >= r->ranks) {
+        mz_replay_free(replay);
+        return mz_fail(err, MZ_EINPUT, "MIZAN_REPLAY_FAULT: rank %d of %d ranks",
+                       options->fault.rank, options->cluster->ranks);
+    }
     r->policy = mz_calloc((size_t)count, sizeof *r->policy);
     mz_code code = r->policy ? MZ_OK : mz_fail_nomem(err, "policies");
     for (int i = 0; code == MZ_OK && i < count; i++)
@@ -289,7 +295,6 @@ static mz_code plan_call(mz_replay *r, replay_policy *p, const mz_replay_step *s
     mz_history_add(p->history, &past);
     note_plan(r, p, keep);
     mz_engine_charge_all(p->engine, MZ_PHASE_PLANNER, call->layer, took);
-    p->planned_s += took;
     p->aside_s += mz_now() - start - took;
     return notice(r, r->transport->first, MZ_PHASE_PLANNER, call->layer, err);
 }
@@ -388,7 +393,7 @@ static mz_code run_step(mz_replay *r, replay_policy *p, const mz_replay_step *st
                         bool record, mz_err *err) {
     const size_t calls = (size_t)step->micro_batches * (size_t)step->layers;
     p->now = (mz_measure_step){.ordinal = ordinal, .tokens = step->tokens};
-    p->planned_s = p->aside_s = 0;
+    p->aside_s = 0;
     if (!mz_grow((void **)&p->imbalance, &p->imbalance_cap, calls, sizeof *p->imbalance))
         return mz_fail_nomem(err, "imbalance figures");
     for (int32_t i = 0; r->seen && i < r->local; i++)
@@ -415,7 +420,6 @@ static mz_code run_step(mz_replay *r, replay_policy *p, const mz_replay_step *st
     if (code != MZ_OK)
         return code;
     const double step_s = mz_now() - start - mz_engine_figures_of(p->engine).untimed_s - p->aside_s;
-    p->now.planner_s = p->planned_s;
     p->now.imbalance = p->imbalance;
     if (p->verify)
         code = mz_verify_end_step(p->verify, step->call, err);
@@ -560,6 +564,16 @@ static mz_code choose_order(mz_replay *r, mz_err *err) {
     return code;
 }
 
+/* Policies that are done leave their memory to those that follow. */
+static void release(mz_replay *r, int from, int to) {
+    int64_t bytes = 0;
+    for (int i = from; i < to; i++) {
+        bytes += mz_heap_reserved(r->policy[i].heap);
+        mz_heap_release(r->policy[i].heap);
+    }
+    r->reserved = bytes > r->reserved ? bytes : r->reserved;
+}
+
 mz_code mz_replay_run(mz_replay *r, const mz_replay_window *window, mz_app *app, mz_err *err) {
     r->stop = app->stop;
     mz_code code = choose_order(r, err);
@@ -572,6 +586,7 @@ mz_code mz_replay_run(mz_replay *r, const mz_replay_window *window, mz_app *app,
                 run_pass(r, window, from, from + batch, r->options.warmup, false, &progress, err);
         for (int64_t k = 0; code == MZ_OK && k < r->options.repeat; k++)
             code = run_pass(r, window, from, from + batch, 0, true, &progress, err);
+        release(r, from, from + batch);
     }
     mz_progress_end(&progress);
     return code;
@@ -580,13 +595,15 @@ mz_code mz_replay_run(mz_replay *r, const mz_replay_window *window, mz_app *app,
 /* ---- results -----------------------------------------------------------------------------------
  */
 
-mz_code mz_replay_results(mz_replay *r, mz_run *runs, mz_err *err) {
-    mz_code code = MZ_OK;
-    for (int i = 0; code == MZ_OK && i < r->policies; i++) {
-        code = mz_measure_run(r->policy[i].measure, r->policy[i].planner, &runs[i], err);
-        runs[i].capacity_bytes = (int64_t)(r->options.cluster->device.memory_bytes /
-                                           r->options.cluster->ranks_per_device);
-    }
+int64_t mz_replay_records(const mz_replay *r, int policy) {
+    return mz_measure_steps(r->policy[policy].measure);
+}
+
+mz_code mz_replay_result(mz_replay *r, int policy, mz_run *run, mz_err *err) {
+    const mz_code code =
+        mz_measure_run(r->policy[policy].measure, r->policy[policy].planner, run, err);
+    run->capacity_bytes =
+        (int64_t)(r->options.cluster->device.memory_bytes / r->options.cluster->ranks_per_device);
     return code;
 }
 
@@ -615,8 +632,5 @@ bool mz_replay_side_by_side(const mz_replay *r) {
 }
 
 int64_t mz_replay_reserved(const mz_replay *r) {
-    int64_t bytes = 0;
-    for (int i = 0; i < r->policies; i++)
-        bytes += mz_heap_reserved(r->policy[i].heap);
-    return bytes;
+    return r->reserved;
 }

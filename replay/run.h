@@ -30,7 +30,8 @@ typedef struct mz_fault {
     int32_t rank;
     int64_t step;
 } mz_fault;
-/* "kill:PHASE:RANK:STEP", "hang:...", "corrupt:...", "oom:N:RANK"; NULL or "": none. */
+/* RANK from 0, STEP from 0, N from 1. "kill:PHASE:RANK:STEP", "hang:...", "corrupt:...",
+ * "oom:N:RANK"; NULL or "": none. */
 mz_code mz_fault_parse(const char *text, mz_fault *fault, mz_err *err);
 
 typedef enum mz_replay_order { MZ_ORDER_AUTO, MZ_ORDER_STEPS, MZ_ORDER_POLICIES } mz_replay_order;
@@ -65,8 +66,10 @@ mz_code mz_replay_create(const mz_replay_options *options, char **policies, int 
 void mz_replay_free(mz_replay **replay);
 /* Every process takes part; all have the results. */
 mz_code mz_replay_run(mz_replay *replay, const mz_replay_window *window, mz_app *app, mz_err *err);
-/* One run per policy in the order given; arrays live as long as the replay. */
-mz_code mz_replay_results(mz_replay *replay, mz_run *runs, mz_err *err);
+/* Steps of a policy that were recorded. */
+int64_t mz_replay_records(const mz_replay *replay, int policy);
+/* The run of a policy with records; its arrays live as long as the replay. */
+mz_code mz_replay_result(mz_replay *replay, int policy, mz_run *run, mz_err *err);
 
 /* With digest: SHA-256 of y, dx, gradients and weights of a policy's recorded steps, in hex. */
 const char *mz_replay_digest(const mz_replay *replay, int policy, int64_t record);
@@ -74,6 +77,7 @@ const char *mz_replay_digest(const mz_replay *replay, int policy, int64_t record
 mz_verified mz_replay_verified(const mz_replay *replay);
 bool mz_replay_dealt(const mz_replay *replay);        /* pairs were made from counts */
 bool mz_replay_side_by_side(const mz_replay *replay); /* policies took turns step by step */
-int64_t mz_replay_reserved(const mz_replay *replay);  /* bytes got from the context, this process */
+/* Bytes got from the context by this process: the most at a time. */
+int64_t mz_replay_reserved(const mz_replay *replay);
 
 #endif
