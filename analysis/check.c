@@ -268,13 +268,15 @@ static void judge_order(check_result *r) {
 
 static void judge_records(check_result *r) {
     int64_t least = r->policy[0].records;
-    bool repeated = true;
+    bool repeated = true, again = false; /* steps; a whole policy */
     for (int i = 0; i < r->policies; i++) {
         least = r->policy[i].records < least ? r->policy[i].records : least;
         repeated = repeated && !isnan(r->policy[i].noise);
-        if (r->policy[i].noise > r->noise)
-            r->noise = r->policy[i].noise;
+        again = again || r->policy[i].repeated;
     }
+    for (int i = 0; i < r->policies; i++)
+        if (r->policy[i].noise > r->noise && r->policy[i].repeated == again)
+            r->noise = r->policy[i].noise;
     check_target *t =
         add_target(r, r->same || least >= CHECK_RECORDS, "at least 15 steps of every policy");
     snprintf(t->found, sizeof t->found, "%lld", (long long)least);

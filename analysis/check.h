@@ -5,9 +5,9 @@
  * fastest and the slowest seventh: the statistic of calibration (replay/calibrate.h). A median
  * would not do: a step is made of many kernels, so slow episodes of a shared machine are in every
  * step in proportion, in few kernels each. Confidence interval: percentiles of the bootstrap that
- * draws each step's records anew (Efron and Tibshirani, 1993, chapter 13). Noise: how far two runs
- * of the same policy lie apart, else two halves of one; both sides have the same steps of the
- * window.
+ * draws each step's records anew (Efron and Tibshirani, 1993, chapter 13). Noise: how far two
+ * runs of the same policy lie apart; where none was run twice, two halves of one, which has the
+ * machine's drift in it. Both sides have the same steps of the window.
  *
  * A phase's time is its busy time summed over ranks and layers, so that a machine which runs its
  * ranks one after another spends it all; planning, which stands at every rank of a process, counts

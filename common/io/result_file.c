@@ -228,9 +228,24 @@ static mz_code take_columns(conversation *c, mz_run_file *run, const char *names
     return spread_columns(c->r, names, raw, c->raw_rows, c->raw_columns, run->detail_s);
 }
 
+/* As many values of eight bytes as its sizes say: the reading process handles files of strangers,
+ * so what it announces is held against what it sent. */
+static bool sizes_hold(const mz_result_block *b) {
+    const int dimensions = b->what == MZ_RESULT_DETAIL ? 4 : b->what == MZ_RESULT_MEMORY ? 2 : 1;
+    int64_t values = 1;
+    for (int i = 0; i < dimensions; i++) {
+        if (b->size[i] < 0 || (b->size[i] > 0 && values > INT64_MAX / 8 / b->size[i]))
+            return false;
+        values *= b->size[i];
+    }
+    return b->bytes == 8 * values;
+}
+
 static mz_code take_run_data(conversation *c, const mz_result_block *b, void *data) {
     if (b->run < 0 || b->run >= c->r->file->runs)
         return wrong(c->r, "it has datasets of a run that its json lacks");
+    if (b->what != MZ_RESULT_COLUMNS && !sizes_hold(b))
+        return wrong(c->r, "a dataset is not of the size that it says");
     mz_run_file *run = &c->r->file->run[b->run];
     switch ((mz_result_what)b->what) {
     case MZ_RESULT_STEPS:
