@@ -4,25 +4,26 @@
 #ifndef MIZAN_SIM_CLUSTER_WORK_H
 #define MIZAN_SIM_CLUSTER_WORK_H
 
-typedef enum mz_work {                                       /* what rows and cols are */
-                       MZ_WORK_GROUP_PAIRS,                  /* pairs, experts */
-                       MZ_WORK_ARRANGE,                      /* pair numbers, 1 */
-                       MZ_WORK_INVERT,                       /* pair numbers, 1 */
-                       MZ_WORK_PACK,                         /* rows written, values of a row */
-                       MZ_WORK_PACK_SCALED,                  /* the same, times the pair's weight */
-                       MZ_WORK_COMBINE,                      /* rows read, values of a row */
-                       MZ_WORK_ROW_NORMS,                    /* rows, values of a row */
-                       MZ_WORK_SCORE,                        /* pairs, 1 */
-                       MZ_WORK_SELECT,                       /* pairs, experts */
-                       MZ_WORK_SWIGLU_FORWARD,               /* rows, I */
-                       MZ_WORK_SWIGLU_BACKWARD,              /* rows, I */
-                       MZ_WORK_CONVERT,                      /* 1, values */
-                       MZ_WORK_ADD,                          /* 1, values */
-                       MZ_WORK_COPY,                         /* lanes, bytes */
-                       MZ_WORK_ZERO,                         /* 1, bytes */
-                       MZ_WORK_UPDATE,                       /* matrices, values of one; AdamW, then
-                                                                one kind for every optimizer in the
-                                                                order of mz_optimizer_rule */
+typedef enum mz_work {                          /* what rows and cols are */
+                       MZ_WORK_GROUP_PAIRS,     /* pairs, experts */
+                       MZ_WORK_ARRANGE,         /* pair numbers, 1 */
+                       MZ_WORK_INVERT,          /* pair numbers, 1 */
+                       MZ_WORK_PACK,            /* rows written, values of a row */
+                       MZ_WORK_PACK_SCALED,     /* the same, times the pair's weight */
+                       MZ_WORK_COMBINE,         /* rows read, values of a row */
+                       MZ_WORK_ROW_NORMS,       /* rows, values of a row */
+                       MZ_WORK_SCORE,           /* pairs, 1 */
+                       MZ_WORK_SELECT,          /* pairs, experts */
+                       MZ_WORK_SWIGLU_FORWARD,  /* rows, I */
+                       MZ_WORK_SWIGLU_BACKWARD, /* rows, I */
+                       MZ_WORK_CONVERT,         /* 1, values */
+                       MZ_WORK_ADD,             /* buffers added to one, values; an fp32
+                                                   value counts as two */
+                       MZ_WORK_COPY,            /* lanes, bytes */
+                       MZ_WORK_ZERO,            /* 1, bytes */
+                       MZ_WORK_UPDATE,          /* matrices, values of one; AdamW, then
+                                                   one kind for every optimizer in the
+                                                   order of mz_optimizer_rule */
                        MZ_WORK_FORWARD = MZ_WORK_UPDATE + 8, /* products: rows, n, k */
                        MZ_WORK_DGRAD,
                        MZ_WORK_WGRAD,

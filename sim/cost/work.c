@@ -4,19 +4,20 @@
 
 static const double bf16_bytes = 2;
 
-double mz_work_bytes(mz_work work, int64_t rows, int64_t cols, int64_t tokens) {
+double mz_work_bytes(mz_work work, int64_t rows, int64_t cols, int64_t more) {
     const double n = (double)rows, values = n * (double)cols;
     switch (work) {
     case MZ_WORK_GROUP_PAIRS: /* experts in, order out; count and begin */
         return 12 * n + 16 * (double)cols;
     case MZ_WORK_ARRANGE:
-    case MZ_WORK_INVERT:
         return 16 * n;
+    case MZ_WORK_INVERT: /* rows' pairs in, a row for every pair out */
+        return 8 * n + 8 * (more > 0 ? (double)more : n);
     case MZ_WORK_PACK:
     case MZ_WORK_PACK_SCALED:
         return 2 * bf16_bytes * values;
     case MZ_WORK_COMBINE:
-        return bf16_bytes * (values + (double)tokens * (double)cols);
+        return bf16_bytes * (values + (double)more * (double)cols);
     case MZ_WORK_ROW_NORMS:
         return bf16_bytes * values + 4 * n;
     case MZ_WORK_SCORE: /* weight, norms, score */
@@ -30,7 +31,7 @@ double mz_work_bytes(mz_work work, int64_t rows, int64_t cols, int64_t tokens) {
     case MZ_WORK_CONVERT: /* fp32 to bf16 */
         return 6 * values;
     case MZ_WORK_ADD:
-        return 3 * bf16_bytes * values;
+        return bf16_bytes * (n + 2) * (double)cols;
     case MZ_WORK_COPY:
         return 2 * (double)cols;
     case MZ_WORK_ZERO:

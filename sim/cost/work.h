@@ -16,9 +16,10 @@ static inline mz_work mz_work_update(mz_optimizer_rule rule) {
 }
 
 /* Bytes that a kernel of these sizes moves with bf16 rows, each operand once: what calibration and
- * simulator both pass to mz_cost_work, so that they mean the same. tokens: rows written of
- * MZ_WORK_COMBINE. Optimizers' bytes are theirs to say (mz_optimizer_update): 0 here. */
-double mz_work_bytes(mz_work work, int64_t rows, int64_t cols, int64_t tokens);
+ * simulator both pass to mz_cost_work, so that they mean the same. more: rows written of
+ * MZ_WORK_COMBINE; pairs of MZ_WORK_INVERT, 0: as many as rows. Optimizers' bytes are theirs to say
+ * (mz_optimizer_update): 0 here. */
+double mz_work_bytes(mz_work work, int64_t rows, int64_t cols, int64_t more);
 
 /* bytes: that the kernel moves through device memory, the caller's count. Nothing to do (rows, cols
  * or bytes 0) takes no time. Measured: O(samples). */

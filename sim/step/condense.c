@@ -330,17 +330,21 @@ int32_t step_product_rows(mz_step *s, const int64_t *of_instance, int32_t rank, 
     return groups;
 }
 
+/* With padding every group has one expert's full buffers. */
+int32_t step_forward_rows(mz_step *s, const mz_plan *plan, int32_t rank, int64_t total) {
+    const int32_t groups = step_product_rows(s, plan->forward, rank, total);
+    int64_t padded = 0;
+    for (int32_t r = 0; s->traits.capacity_padded && r < s->ep; r++)
+        padded += s->capacity[r];
+    for (int32_t g = 0; s->traits.capacity_padded && g < groups; g++)
+        s->expert_rows[g] = padded;
+    return groups;
+}
+
 static void time_rank(mz_step *s, const mz_plan *plan, const step_call *call, int32_t rank,
                       step_rank_work *work) {
     int64_t *rows = s->expert_rows;
-    int32_t groups = step_product_rows(s, plan->forward, rank, work->rows);
-    if (s->traits.capacity_padded) {
-        int64_t padded = 0; /* one expert's full buffers */
-        for (int32_t r = 0; r < s->ep; r++)
-            padded += s->capacity[r];
-        for (int32_t g = 0; g < groups; g++)
-            rows[g] = padded;
-    }
+    int32_t groups = step_forward_rows(s, plan, rank, work->rows);
     work->expert_s = step_expert_forward(s, rows, groups, work->rows);
     if (call->lossy)
         groups = step_product_rows(s, plan->backward, rank, work->back_rows);
@@ -472,8 +476,8 @@ mz_code step_condense(mz_step *s, const mz_load *load, const mz_pairs *pairs, co
     if (s->options.memory_only)
         return MZ_OK;
     if (step_alone(s))
-        layers_condense(s, plan, at);
-    for (int32_t r = 0; !step_alone(s) && r < s->ep; r++)
+        return layers_condense(s, plan, at, err);
+    for (int32_t r = 0; r < s->ep; r++)
         time_rank(s, plan, at->call, r, &at->work[r]);
     return MZ_OK;
 }

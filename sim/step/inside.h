@@ -68,6 +68,9 @@ typedef struct step_call {
     int64_t chunk_message; /* with the flow network: chunk c's are step->message from
                               chunk_end[c - 1] (the first from here) to chunk_end[c] */
     int64_t move, moves;   /* range of step->move */
+    /* scope layers */
+    int64_t further, furthers; /* range of step->further */
+    int32_t instances;
 } step_call;
 
 static inline uint32_t step_move_bit(mz_move_phase phase, mz_move_hide hide) {
@@ -175,9 +178,17 @@ typedef struct layers_lanes {
 typedef struct layers_work {
     layers_lanes in, out; /* of dispatch, to its instances; of combine, back to it as a source */
     layers_lanes back_in, back_out, again_in;
-    bool dropped; /* some of the source's pairs are not sent at all */
+    int64_t listed;       /* of the source's pairs, those that are not dropped */
+    int32_t again_groups; /* instances with rows computed again */
+    int32_t owned;        /* experts whose first instance is here */
+    int32_t back_launches;
     double up_s, down_s, back_s, again_s;
 } layers_work;
+
+/* `count` instances of an expert on `rank` beside the first. */
+typedef struct layers_further {
+    int32_t rank, count;
+} layers_further;
 
 struct mz_step {
     const mz_model *model;
@@ -286,6 +297,13 @@ struct mz_step {
     double *clock;       /* [ranks] by device: when it is free */
     int64_t *copy_lanes; /* [ranks] of the exchange being collected, by receiver */
     double *copy_bytes;
+    layers_further *further;
+    size_t furthers, further_cap;
+    int32_t *depth;    /* [experts][ep] of a phase's moves: the longest way to the rank */
+    int32_t *in, *out; /* [experts][ep] moves to, from the rank */
+    int64_t *done;     /* [experts] values of a part that are there */
+    mz_step_charged charged;
+    void *charged_self;
     int64_t *of_expert, *kept_of_expert; /* [ep] by source, while a call is condensed */
 
     /* outcome */
@@ -412,6 +430,8 @@ mz_code step_spread_tokens(mz_step *s, const mz_load *load, const mz_pairs *pair
 
 /* Rows of each of a local rank's products into s->expert_rows, from rows by instance; how many. */
 int32_t step_product_rows(mz_step *s, const int64_t *of_instance, int32_t rank, int64_t total);
+/* Those of forward, padded ones included. */
+int32_t step_forward_rows(mz_step *s, const mz_plan *plan, int32_t rank, int64_t total);
 
 /* ---- builder (builder.c) -----------------------------------------------------------------------
  */
@@ -529,13 +549,48 @@ void step_take_prefetched(mz_step *s, const step_at *at);
 mz_code layers_create(mz_step *s, mz_err *err);
 /* Room for the calls of a step. */
 mz_code layers_begin(mz_step *s, int64_t works, mz_err *err);
-/* After step_condense: the ranks' lanes and products. */
-void layers_condense(mz_step *s, const mz_plan *plan, const step_at *at);
+/* After step_condense: the ranks' lanes and products (layers_condense.c). */
+mz_code layers_condense(mz_step *s, const mz_plan *plan, const step_at *at, mz_err *err);
 /* A lossy call with saved activations: kept pairs of `source` that lie on an instance which had
  * `forward` of its pairs of the expert. Which pairs are kept follows from scores that nobody knows
  * here: they are taken to be spread as all of its pairs of the expert are. layers_expect first. */
 void layers_expect(mz_step *s, const mz_plan *plan, int32_t expert);
 int64_t layers_kept_here(const mz_step *s, int32_t source, int64_t forward);
+
+/* What is enqueued for one rank in one phase of a layer (`layers`: of the whole step). */
+typedef struct layers_burst {
+    mz_step *s;
+    int32_t rank;
+    mz_phase phase;
+    int32_t layer;
+    double seconds;
+    int64_t launches;
+} layers_burst;
+layers_burst layers_burst_of(mz_step *s, int32_t rank, mz_phase phase, int32_t layer);
+void layers_add_seconds(layers_burst *b, double seconds, int64_t launches);
+/* more: what mz_work_bytes calls so. Nothing where rows or cols are 0. */
+void layers_add(layers_burst *b, mz_work work, int64_t rows, int64_t cols, int64_t more);
+void layers_end(layers_burst *b); /* charges it */
+void layers_kernel(mz_step *s, int32_t rank, mz_phase phase, int32_t layer, mz_work work,
+                   int64_t rows, int64_t cols); /* a burst of one */
+static inline void layers_tell(const mz_step *s, const mz_step_charge *charge) {
+    if (s->charged)
+        s->charged(s->charged_self, charge);
+}
+/* Exchanges: from no_lanes on messages are collected, `bytes` in so many messages between two
+ * ranks; then the exchange runs. */
+void layers_no_lanes(mz_step *s);
+void layers_message(mz_step *s, int32_t src, int32_t dst, int64_t messages, double bytes);
+void layers_exchange(mz_step *s, mz_phase phase, int32_t layer);
+
+/* layers_moves.c */
+mz_code layers_create_moves(mz_step *s, mz_err *err);
+bool layers_wide(const mz_step *s); /* gradients of replicas are fp32 beside bf16 ones of mains */
+int64_t layers_cut(const mz_step *s, int32_t rank);
+void layers_move_weights(mz_step *s, const step_at *at, mz_move_phase phase);
+void layers_reduce(mz_step *s, const step_at *at, mz_move_phase phase);
+void layers_refresh(mz_step *s);
+
 /* Runs the step and fills all of the outcome but memory. */
 void layers_run(mz_step *s, mz_step_outcome *outcome);
 

@@ -28,7 +28,8 @@ mz_code layers_create(mz_step *s, mz_err *err) {
     s->kept_of_expert = MZ_NEW(a, int64_t, s->ep);
     if (!s->clock || !s->copy_lanes || !s->copy_bytes || !s->of_expert || !s->kept_of_expert)
         return mz_fail_nomem(err, "a step");
-    return mz_ports_create(&s->cluster->topology, &s->ports, err);
+    const mz_code code = layers_create_moves(s, err);
+    return code == MZ_OK ? mz_ports_create(&s->cluster->topology, &s->ports, err) : code;
 }
 
 mz_code layers_begin(mz_step *s, int64_t works, mz_err *err) {
@@ -37,153 +38,46 @@ mz_code layers_begin(mz_step *s, int64_t works, mz_err *err) {
     return MZ_OK;
 }
 
-/* ---- lanes and products of a call --------------------------------------------------------------
- */
-
-/* Rows of one (source, instance): from `source` to the instance's rank, or the other way. */
-static void add_lane(layers_lanes *lanes, int64_t rows) {
-    lanes->lanes += rows > 0;
-    lanes->rows += rows;
-}
-
-static bool same_process(const mz_step *s, const step_at *at, int32_t a, int32_t b) {
-    const int32_t *device = s->cluster->topology.device + at->first;
-    return device[a] == device[b];
-}
-
-static void forward_lanes(mz_step *s, const mz_plan *plan, const step_at *at, layers_work *work) {
-    for (int32_t i = 0; i < plan->begin[plan->experts]; i++)
-        for (int64_t k = plan->entry_begin[i]; k < plan->entry_begin[i + 1]; k++) {
-            const int32_t source = plan->entry_source[k], rank = plan->rank[i];
-            if (!same_process(s, at, source, rank))
-                continue;
-            add_lane(&work[rank].in, plan->entry_pairs[k]);
-            add_lane(&work[source].out, plan->entry_pairs[k]);
-        }
-}
-
-void layers_expect(mz_step *s, const mz_plan *plan, int32_t expert) {
-    memset(s->of_expert, 0, sizeof *s->of_expert * (size_t)s->ep);
-    memset(s->kept_of_expert, 0, sizeof *s->kept_of_expert * (size_t)s->ep);
-    for (int32_t i = plan->begin[expert]; i < plan->begin[expert + 1]; i++) {
-        for (int64_t k = plan->entry_begin[i]; k < plan->entry_begin[i + 1]; k++)
-            s->of_expert[plan->entry_source[k]] += plan->entry_pairs[k];
-        for (int64_t k = plan->back_begin[i]; k < plan->back_begin[i + 1]; k++)
-            s->kept_of_expert[plan->back_source[k]] += plan->back_pairs[k];
-    }
-}
-
-int64_t layers_kept_here(const mz_step *s, int32_t source, int64_t forward) {
-    const double all = (double)s->of_expert[source];
-    return all > 0 ? llround((double)s->kept_of_expert[source] * (double)forward / all) : 0;
-}
-
-/* A kept pair whose x goes again is in a message apart from those that stay. */
-static void backward_instance(mz_step *s, const mz_plan *plan, const step_at *at, int32_t i,
-                              layers_work *work) {
-    const int32_t rank = plan->rank[i];
-    for (int64_t k = plan->entry_begin[i]; k < plan->entry_begin[i + 1]; k++)
-        s->source_rows[plan->entry_source[k]] += plan->entry_pairs[k];
-    for (int64_t k = plan->back_begin[i]; k < plan->back_begin[i + 1]; k++) {
-        const int32_t source = plan->back_source[k];
-        const int64_t rows = plan->back_pairs[k];
-        int64_t stay = s->traits.resend ? 0 : layers_kept_here(s, source, s->source_rows[source]);
-        stay = stay < rows ? stay : rows;
-        if (!same_process(s, at, source, rank))
-            continue;
-        add_lane(&work[rank].back_in, stay);
-        add_lane(&work[source].back_out, stay);
-        add_lane(&work[rank].back_in, rows - stay);
-        add_lane(&work[source].back_out, rows - stay);
-        add_lane(&work[rank].again_in, rows - stay);
-    }
-    for (int64_t k = plan->entry_begin[i]; k < plan->entry_begin[i + 1]; k++)
-        s->source_rows[plan->entry_source[k]] = 0;
-}
-
-static void backward_lanes(mz_step *s, const mz_plan *plan, const step_at *at, layers_work *work) {
-    for (int32_t e = 0; e < plan->experts; e++) {
-        layers_expect(s, plan, e);
-        for (int32_t i = plan->begin[e]; i < plan->begin[e + 1]; i++)
-            backward_instance(s, plan, at, i, work);
-    }
-}
-
-static double product(const mz_step *s, mz_gemm_kind kind, int32_t groups, int64_t n, int64_t k) {
-    return mz_cost_grouped_gemm(&s->cluster->device, s->cost, kind, s->expert_rows, groups, n, k);
-}
-
-static double up_product(const mz_step *s, int32_t groups) {
-    return mz_cost_expert_up(&s->cluster->device, s->cost, s->expert_rows, groups,
-                             s->model->expert_intermediate, s->model->hidden);
-}
-
-static void time_products(mz_step *s, const mz_plan *plan, const step_call *call, int32_t rank,
-                          const step_rank_work *rows, layers_work *work) {
-    const int64_t h = s->model->hidden, inter = s->model->expert_intermediate;
-    int32_t groups = step_product_rows(s, plan->forward, rank, rows->rows);
-    work->up_s = up_product(s, groups);
-    work->down_s = rows->rows > 0 ? product(s, MZ_GEMM_FORWARD, groups, h, inter) : 0;
-    if (call->lossy)
-        groups = step_product_rows(s, plan->backward, rank, rows->back_rows);
-    work->back_s = product(s, MZ_GEMM_WGRAD, groups, h, inter) +
-                   product(s, MZ_GEMM_WGRAD, groups, 2 * inter, h);
-    if (rows->back_rows > 0)
-        work->back_s += product(s, MZ_GEMM_DGRAD, groups, h, inter) +
-                        product(s, MZ_GEMM_DGRAD, groups, 2 * inter, h);
-    if (rows->again_rows > 0) {
-        groups = step_product_rows(s, s->instance_again, rank, rows->again_rows);
-        work->again_s = up_product(s, groups);
-    }
-}
-
-void layers_condense(mz_step *s, const mz_plan *plan, const step_at *at) {
-    layers_work *work = layers_work_at(s, at->micro_batch, at->moe) + at->first;
-    memset(work, 0, sizeof *work * (size_t)s->ep);
-    forward_lanes(s, plan, at, work);
-    if (at->call->lossy)
-        backward_lanes(s, plan, at, work);
-    for (int32_t r = 0; r < s->ep; r++) {
-        if (!at->call->lossy) {
-            work[r].back_in = work[r].in;
-            work[r].back_out = work[r].out;
-        }
-        work[r].dropped = at->work[r].packed < at->work[r].pairs;
-        time_products(s, plan, at->call, r, &at->work[r], &work[r]);
-    }
-}
-
 /* ---- clocks ------------------------------------------------------------------------------------
  */
-
-/* What is enqueued for one rank in one phase. */
-typedef struct burst {
-    double seconds;
-    int launches;
-} burst;
-
-static void add_seconds(burst *b, double seconds, int launches) {
-    b->seconds += seconds;
-    b->launches += seconds > 0 ? launches : 0;
-}
-
-static void add_work(const mz_step *s, burst *b, mz_work work, int64_t rows, int64_t cols) {
-    add_seconds(b, step_kernel(s, work, rows, cols, 0), 1);
-}
 
 static void charge(mz_step *s, int32_t rank, mz_phase phase, int32_t layer, double seconds) {
     *step_detail_at(s, layer, rank, phase) += seconds;
     s->clock[s->cluster->topology.device[rank]] += seconds;
 }
 
-static void run(mz_step *s, int32_t rank, mz_phase phase, int32_t layer, burst b) {
-    const mz_device *d = &s->cluster->device;
-    if (b.launches == 0)
+layers_burst layers_burst_of(mz_step *s, int32_t rank, mz_phase phase, int32_t layer) {
+    return (layers_burst){.s = s, .rank = rank, .phase = phase, .layer = layer};
+}
+
+void layers_add_seconds(layers_burst *b, double seconds, int64_t launches) {
+    b->seconds += seconds;
+    b->launches += seconds > 0 ? launches : 0;
+}
+
+void layers_add(layers_burst *b, mz_work work, int64_t rows, int64_t cols, int64_t more) {
+    if (rows <= 0 || cols <= 0)
         return;
-    double seconds = b.seconds * step_noise(s, rank);
-    if (s->options.effects.launches)
-        seconds = d->launch_s + fmax(seconds, (b.launches - 1) * d->launch_s) + d->sync_s;
-    charge(s, rank, phase, layer, seconds);
+    layers_tell(b->s, &(mz_step_charge){b->phase, b->layer, b->rank, work, rows, cols, more});
+    layers_add_seconds(b, step_kernel(b->s, work, rows, cols, more),
+                       work == MZ_WORK_COPY ? rows : 1);
+}
+
+void layers_end(layers_burst *b) {
+    const mz_device *d = &b->s->cluster->device;
+    if (b->launches == 0)
+        return;
+    double seconds = b->seconds * step_noise(b->s, b->rank);
+    if (b->s->options.effects.launches)
+        seconds = d->launch_s + fmax(seconds, (double)(b->launches - 1) * d->launch_s) + d->sync_s;
+    charge(b->s, b->rank, b->phase, b->layer, seconds);
+}
+
+void layers_kernel(mz_step *s, int32_t rank, mz_phase phase, int32_t layer, mz_work work,
+                   int64_t rows, int64_t cols) {
+    layers_burst b = layers_burst_of(s, rank, phase, layer);
+    layers_add(&b, work, rows, cols, 0);
+    layers_end(&b);
 }
 
 /* Messages to `rank` from ranks of its own process; `lanes` of them, `bytes` in all. */
@@ -218,16 +112,12 @@ static mz_exchange fold_devices(mz_step *s, int32_t devices) {
 }
 
 /* Runs the exchange collected: s->copy_*, and s->lane_out by rank. */
-static void exchange(mz_step *s, mz_phase phase, int32_t layer) {
+void layers_exchange(mz_step *s, mz_phase phase, int32_t layer) {
     const int32_t each = s->cluster->ranks_per_device, devices = s->ranks / each;
     for (int32_t r = 0; r < s->ranks; r++) {
-        burst b = {0};
-        const int64_t lanes = s->copy_lanes[r], bytes = (int64_t)s->copy_bytes[r];
-        add_seconds(&b,
-                    mz_cost_work(&s->cluster->device, MZ_WORK_COPY, lanes, bytes,
-                                 mz_work_bytes(MZ_WORK_COPY, lanes, bytes, 0)),
-                    (int)lanes);
-        run(s, r, phase, layer, b);
+        layers_burst b = layers_burst_of(s, r, phase, layer);
+        layers_add(&b, MZ_WORK_COPY, s->copy_lanes[r], (int64_t)s->copy_bytes[r], 0);
+        layers_end(&b);
         s->copy_lanes[r] = 0;
         s->copy_bytes[r] = 0;
     }
@@ -246,7 +136,7 @@ static void exchange(mz_step *s, mz_phase phase, int32_t layer) {
     }
 }
 
-static void no_lanes(mz_step *s) {
+void layers_no_lanes(mz_step *s) {
     for (int i = 0; i < 4; i++)
         memset(s->lane_out[i], 0, sizeof *s->lane_out[i] * (size_t)s->ranks);
 }
@@ -273,95 +163,27 @@ static void exchange_rows(mz_step *s, const step_at *at, step_traffic traffic, m
         step_fill_lanes(s, at, traffic, WHOLE_CALL, r);
     }
     step_count_traffic(s, at->call, traffic);
-    exchange(s, phase, at->layer);
+    layers_exchange(s, phase, at->layer);
 }
 
-/* `bytes` of every rank to all processes; its own has them where it copies them from. */
+/* `bytes` of every rank, which the host has, to all processes. */
 static void gather_all(mz_step *s, double bytes, mz_phase phase, int32_t layer) {
     for (int32_t r = 0; r < s->ranks; r++) {
-        collect_copies(s, r, 1, bytes);
         s->lane_out[0][r] = s->lane_out[1][r] = bytes * s->peers_in[r];
         s->lane_out[2][r] = s->lane_out[3][r] = bytes * s->peers_out[r];
     }
-    exchange(s, phase, layer);
+    layers_exchange(s, phase, layer);
 }
 
-/* One message of `bytes` between two ranks. */
-static void collect_message(mz_step *s, int32_t src, int32_t dst, double bytes) {
+void layers_message(mz_step *s, int32_t src, int32_t dst, int64_t messages, double bytes) {
     const mz_topology *t = &s->cluster->topology;
     if (t->device[src] == t->device[dst]) {
-        collect_copies(s, dst, 1, bytes);
+        collect_copies(s, dst, messages, bytes);
         return;
     }
     const int out = t->domain[src] != t->domain[dst] ? 2 : 0;
     s->lane_out[out][src] += bytes;
     s->lane_out[out + 1][dst] += bytes;
-}
-
-/* Both matrices of an expert go apart. What is sharded goes to a rank in the parts of all ranks,
- * its own copied; a gradient's parts leave the rank's own where it is. */
-static void collect_move(mz_step *s, const mz_move *m) {
-    enum { MATRICES = 2 };
-    if (m->src != MZ_EVERY_RANK && m->dst != MZ_EVERY_RANK) {
-        collect_message(s, m->src, m->dst, (double)m->bytes / MATRICES);
-        collect_message(s, m->src, m->dst, (double)m->bytes / MATRICES);
-        s->transfer_bytes += m->bytes;
-        return;
-    }
-    const bool to_one = m->src == MZ_EVERY_RANK;
-    const int32_t end = to_one ? m->dst : m->src;
-    for (int32_t r = 0; r < s->ranks; r++)
-        if (to_one || r != end)
-            collect_message(s, to_one ? r : end, to_one ? end : r, (double)m->bytes / s->ranks);
-    s->transfer_bytes += m->bytes - m->bytes / s->ranks;
-}
-
-static void add_kernel(mz_step *s, int32_t rank, mz_phase phase, int32_t layer, mz_work work,
-                       int64_t rows, int64_t cols) {
-    burst b = {0};
-    add_work(s, &b, work, rows, cols);
-    run(s, rank, phase, layer, b);
-}
-
-/* A received gradient is added to the target's, in fp32 where that is what replicas have and the
- * main has not. Parts of all experts are copied to where the update reads them. */
-static void add_reduced(mz_step *s, const step_at *at, mz_move_phase phase) {
-    const int64_t h = s->model->hidden, values = 3 * h * s->model->expert_intermediate;
-    const bool wide = s->traits.replica_gradient_bytes == 4 * values;
-    bool parts = false;
-    for (int64_t i = at->call->move; i < at->call->move + at->call->moves; i++) {
-        const mz_move *m = &s->move[i];
-        parts = parts || (m->phase == phase && m->dst == MZ_EVERY_RANK);
-        if (m->phase != phase || m->dst == MZ_EVERY_RANK)
-            continue;
-        burst b = {0};
-        if (wide) {
-            add_work(s, &b, MZ_WORK_CONVERT, 1, values);
-            add_work(s, &b, MZ_WORK_CONVERT, 1, values);
-        }
-        add_work(s, &b, MZ_WORK_ADD, (wide ? 2 : 1) * values / h, h);
-        run(s, m->dst, MZ_PHASE_REPLICA_REDUCE, at->layer, b);
-    }
-    for (int32_t r = 0; parts && r < s->ranks; r++)
-        add_kernel(s, r, MZ_PHASE_REPLICA_REDUCE, at->layer, MZ_WORK_COPY, 1,
-                   VALUE_BYTES * values * s->model->experts / s->ranks);
-}
-
-/* All moves of a phase at once, whatever they could hide behind: nothing runs beside them. */
-static void move(mz_step *s, const step_at *at, mz_move_phase phase) {
-    int64_t moves = 0;
-    const bool reduces = phase == MZ_MOVE_REDUCE || phase == MZ_MOVE_REDUCE_STEP;
-    no_lanes(s);
-    for (int64_t i = at->call->move; i < at->call->move + at->call->moves; i++)
-        if (s->move[i].phase == phase) {
-            collect_move(s, &s->move[i]);
-            moves++;
-        }
-    if (moves == 0)
-        return;
-    exchange(s, reduces ? MZ_PHASE_REPLICA_REDUCE : MZ_PHASE_WEIGHT_MOVE, at->layer);
-    if (reduces)
-        add_reduced(s, at, phase);
 }
 
 /* ---- phases of a call --------------------------------------------------------------------------
@@ -373,8 +195,8 @@ static int64_t tokens_of(const mz_step *s, const step_at *at, int32_t r) {
 
 static void group(mz_step *s, const step_at *at) {
     for (int32_t r = 0; r < s->ranks; r++)
-        add_kernel(s, r, MZ_PHASE_ROUTER, at->layer, MZ_WORK_GROUP_PAIRS, at->work[r].pairs,
-                   s->model->experts);
+        layers_kernel(s, r, MZ_PHASE_ROUTER, at->layer, MZ_WORK_GROUP_PAIRS, at->work[r].pairs,
+                      s->model->experts);
 }
 
 static void plan_call(mz_step *s, const step_at *at) {
@@ -387,56 +209,82 @@ static void plan_call(mz_step *s, const step_at *at) {
     s->planner_s += seconds;
 }
 
+/* Counts go to the host, which tells them to the others. */
+static void tell_counts(mz_step *s, const step_at *at) {
+    const double bytes = 8.0 * s->model->experts;
+    for (int32_t r = 0; r < s->ranks; r++) {
+        layers_burst b = layers_burst_of(s, r, MZ_PHASE_COUNT_EXCHANGE, at->layer);
+        layers_add_seconds(&b, mz_cost_memory(&s->cluster->device, 2 * bytes), 1);
+        layers_end(&b);
+    }
+    gather_all(s, bytes, MZ_PHASE_COUNT_EXCHANGE, at->layer);
+}
+
 /* A source's pairs by expert, once more where that is not at hand; without dropped ones. */
-static void add_list(const mz_step *s, burst *b, const step_rank_work *w, const layers_work *l,
-                     bool again) {
+static void add_list(layers_burst *b, const step_rank_work *w, const layers_work *l, bool again) {
+    const mz_step *s = b->s;
     if (again)
-        add_work(s, b, MZ_WORK_GROUP_PAIRS, w->pairs, s->model->experts);
-    if (l->dropped && s->traits.drop_by_weight)
-        add_work(s, b, MZ_WORK_SELECT, w->pairs, s->model->experts);
-    else if (l->dropped)
-        add_work(s, b, MZ_WORK_ARRANGE, w->packed, 1);
+        layers_add(b, MZ_WORK_GROUP_PAIRS, w->pairs, s->model->experts, 0);
+    if (l->listed < w->pairs && l->listed > 0 && s->traits.drop_by_weight)
+        layers_add(b, MZ_WORK_SELECT, w->pairs, s->model->experts, 0);
+    else if (l->listed < w->pairs)
+        layers_add(b, MZ_WORK_ARRANGE, l->listed, 1, 0);
+}
+
+/* Rows into the send buffer; without tokens they are padded ones alone. */
+static void add_pack(layers_burst *b, mz_work work, const step_at *at, int64_t rows) {
+    const int64_t h = b->s->model->hidden;
+    if (tokens_of(b->s, at, b->rank) > 0)
+        layers_add(b, work, rows, h, 0);
+    else
+        layers_add(b, MZ_WORK_ZERO, 1, VALUE_BYTES * rows * h, 0);
+}
+
+/* The row of every pair; without pairs nothing runs. */
+static void add_places(layers_burst *b, const step_rank_work *w, int64_t rows) {
+    layers_add(b, MZ_WORK_INVERT, w->pairs > 0 ? rows : 0, 1, w->pairs);
 }
 
 static void pack(mz_step *s, const step_at *at, bool again) {
     const layers_work *work = layers_work_at(s, at->micro_batch, at->moe);
     for (int32_t r = 0; r < s->ranks; r++) {
-        const int64_t rows = at->work[r].packed;
-        burst b = {0};
-        add_list(s, &b, &at->work[r], &work[r], again);
-        add_work(s, &b, MZ_WORK_ARRANGE, rows, 1);
+        const step_rank_work *w = &at->work[r];
+        layers_burst b = layers_burst_of(s, r, MZ_PHASE_PACK, at->layer);
+        add_list(&b, w, &work[r], again);
+        layers_add(&b, MZ_WORK_ARRANGE, w->packed, 1, 0);
         if (!again)
-            add_work(s, &b, MZ_WORK_INVERT, rows, 1);
-        add_work(s, &b, MZ_WORK_PACK, rows, s->model->hidden);
-        run(s, r, MZ_PHASE_PACK, at->layer, b);
+            add_places(&b, w, w->packed);
+        add_pack(&b, MZ_WORK_PACK, at, w->packed);
+        layers_end(&b);
     }
 }
 
 static void experts(mz_step *s, const step_at *at, bool again) {
     const layers_work *work = layers_work_at(s, at->micro_batch, at->moe);
     for (int32_t r = 0; r < s->ranks; r++) {
-        burst b = {0};
-        add_seconds(&b, work[r].up_s, 1);
+        layers_burst b = layers_burst_of(s, r, MZ_PHASE_EXPERTS, at->layer);
+        layers_add_seconds(&b, work[r].up_s, 1);
         if (!again)
-            add_seconds(&b, work[r].down_s, 1);
-        run(s, r, MZ_PHASE_EXPERTS, at->layer, b);
+            layers_add_seconds(&b, work[r].down_s, 1);
+        layers_end(&b);
     }
 }
 
 static void combine_rows(mz_step *s, const step_at *at, int32_t r, int64_t rows, mz_phase phase) {
-    burst b = {0};
+    const int64_t tokens = tokens_of(s, at, r);
+    layers_burst b = layers_burst_of(s, r, phase, at->layer);
     if (phase == MZ_PHASE_UNPACK && at->call->lossy && s->traits.score_combine_bytes > 0)
-        add_work(s, &b, MZ_WORK_PACK, at->work[r].pairs, 1); /* norms, by pair */
-    add_seconds(&b, step_kernel(s, MZ_WORK_COMBINE, rows, s->model->hidden, tokens_of(s, at, r)),
-                1);
-    run(s, r, phase, at->layer, b);
+        layers_add(&b, MZ_WORK_PACK, at->work[r].pairs, 1, 0); /* norms, by pair */
+    if (tokens > 0)
+        layers_add(&b, MZ_WORK_COMBINE, rows, s->model->hidden, tokens);
+    layers_end(&b);
 }
 
 static void forward_call(mz_step *s, const step_at *at) {
     group(s, at);
-    gather_all(s, 8.0 * s->model->experts, MZ_PHASE_COUNT_EXCHANGE, at->layer);
+    tell_counts(s, at);
     plan_call(s, at);
-    move(s, at, MZ_MOVE_FORWARD);
+    layers_move_weights(s, at, MZ_MOVE_FORWARD);
     pack(s, at, false);
     exchange_rows(s, at, TRAFFIC_DISPATCH, MZ_PHASE_DISPATCH);
     experts(s, at, false);
@@ -460,18 +308,43 @@ static int score_norms(const mz_policy_traits *t) {
     }
 }
 
+static bool is_saved(const mz_step *s, const step_at *at) {
+    return at->call->lossy && !s->traits.resend;
+}
+
+/* The host looks up where each kept pair's activations are: a random access per listed pair, and
+ * two per kept one. What such an access takes is the same as when rows of pairs are noted. */
+static void add_lookup(layers_burst *b, const step_rank_work *w, const layers_work *l) {
+    layers_add_seconds(b, step_kernel(b->s, MZ_WORK_INVERT, l->listed, 1, w->pairs), 1);
+    layers_add_seconds(b, 2 * step_kernel(b->s, MZ_WORK_INVERT, w->back_packed, 1, 0), 1);
+}
+
 static void score(mz_step *s, const step_at *at) {
     const layers_work *work = layers_work_at(s, at->micro_batch, at->moe);
     for (int32_t r = 0; r < s->ranks; r++) {
         const int64_t pairs = at->work[r].pairs, tokens = tokens_of(s, at, r);
-        burst b = {0};
-        add_list(s, &b, &at->work[r], &work[r], true);
+        layers_burst b = layers_burst_of(s, r, MZ_PHASE_SCORE, at->layer);
+        add_list(&b, &at->work[r], &work[r], true);
         for (int i = 0; i < score_norms(&s->traits); i++)
-            add_work(s, &b, MZ_WORK_ROW_NORMS, tokens, s->model->hidden);
-        add_work(s, &b, MZ_WORK_SCORE, pairs, 1);
-        add_work(s, &b, MZ_WORK_SELECT, pairs, s->model->experts);
-        run(s, r, MZ_PHASE_SCORE, at->layer, b);
+            layers_add(&b, MZ_WORK_ROW_NORMS, tokens, s->model->hidden, 0);
+        layers_add(&b, MZ_WORK_SCORE, pairs, 1, 0);
+        if (work[r].listed > 0)
+            layers_add(&b, MZ_WORK_SELECT, pairs, s->model->experts, 0);
+        layers_end(&b);
     }
+}
+
+/* Saved activations where experts have several instances: how many pairs move is told to all. */
+static void count_moved(mz_step *s, const step_at *at) {
+    const layers_work *work = layers_work_at(s, at->micro_batch, at->moe);
+    if (!is_saved(s, at) || at->call->instances <= s->model->experts)
+        return;
+    for (int32_t r = 0; r < s->ranks; r++) {
+        layers_burst b = layers_burst_of(s, r, MZ_PHASE_SCORE, at->layer);
+        add_lookup(&b, &at->work[r], &work[r]);
+        layers_end(&b);
+    }
+    gather_all(s, 8.0 * at->call->instances, MZ_PHASE_COUNT_EXCHANGE, at->layer);
 }
 
 /* Saved activations: the host puts the kept pairs where their activations are. */
@@ -479,42 +352,44 @@ static void back_pack(mz_step *s, const step_at *at) {
     const layers_work *work = layers_work_at(s, at->micro_batch, at->moe);
     for (int32_t r = 0; r < s->ranks; r++) {
         const step_rank_work *w = &at->work[r];
-        burst b = {0};
+        layers_burst b = layers_burst_of(s, r, MZ_PHASE_BACKWARD_PACK, at->layer);
         if (!at->call->lossy)
-            add_list(s, &b, w, &work[r], true);
-        if (!at->call->lossy || s->traits.resend)
-            add_work(s, &b, MZ_WORK_ARRANGE, w->back_packed, 1);
-        add_work(s, &b, MZ_WORK_INVERT, w->back_packed, 1);
-        add_work(s, &b, MZ_WORK_PACK_SCALED, w->back_packed, s->model->hidden);
-        add_work(s, &b, MZ_WORK_PACK, w->again_packed, s->model->hidden);
-        run(s, r, MZ_PHASE_BACKWARD_PACK, at->layer, b);
+            add_list(&b, w, &work[r], true);
+        if (is_saved(s, at)) {
+            add_lookup(&b, w, &work[r]);
+            layers_add_seconds(&b, 2 * step_kernel(s, MZ_WORK_INVERT, w->back_packed, 1, 0), 1);
+        } else {
+            layers_add(&b, MZ_WORK_ARRANGE, w->back_packed, 1, 0);
+        }
+        add_places(&b, w, w->back_packed);
+        add_pack(&b, MZ_WORK_PACK_SCALED, at, w->back_packed);
+        add_pack(&b, MZ_WORK_PACK, at, w->again_packed);
+        layers_end(&b);
     }
 }
 
 /* Saved x, gate and up, h of the kept rows side by side, those computed again copied behind. */
-static void gather_saved(mz_step *s, const step_at *at, burst *b, int32_t r) {
-    const step_rank_work *w = &at->work[r];
-    const int64_t inter = s->model->expert_intermediate;
-    const int64_t cols[] = {s->model->hidden, 2 * inter, inter};
-    if (!at->call->lossy || s->traits.resend)
-        return;
-    for (int i = 0; i < 3; i++) {
-        add_work(s, b, MZ_WORK_PACK, w->back_rows, cols[i]);
-        add_work(s, b, MZ_WORK_COPY, w->again_rows > 0, VALUE_BYTES * w->again_rows * cols[i]);
-    }
+static void gather_saved(layers_burst *b, const step_at *at) {
+    const step_rank_work *w = &at->work[b->rank];
+    const layers_work *l = &layers_work_at(b->s, at->micro_batch, at->moe)[b->rank];
+    const int64_t inter = b->s->model->expert_intermediate;
+    const int64_t cols[] = {b->s->model->hidden, 2 * inter, inter};
+    for (int i = 0; is_saved(b->s, at) && w->rows > 0 && i < 3; i++)
+        layers_add(b, MZ_WORK_PACK, w->back_rows, cols[i], 0);
+    for (int i = 0; is_saved(b->s, at) && i < 3; i++)
+        layers_add(b, MZ_WORK_COPY, l->again_groups, VALUE_BYTES * w->again_rows * cols[i], 0);
 }
 
 static void back_experts(mz_step *s, const step_at *at) {
     const layers_work *work = layers_work_at(s, at->micro_batch, at->moe);
     const int64_t inter = s->model->expert_intermediate;
     for (int32_t r = 0; r < s->ranks; r++) {
-        const int64_t rows = at->work[r].back_rows;
-        burst b = {0};
-        add_seconds(&b, work[r].again_s, 1);
-        gather_saved(s, at, &b, r);
-        add_seconds(&b, work[r].back_s, 4);
-        add_work(s, &b, MZ_WORK_SWIGLU_BACKWARD, rows, inter);
-        run(s, r, MZ_PHASE_BACKWARD_EXPERTS, at->layer, b);
+        layers_burst b = layers_burst_of(s, r, MZ_PHASE_BACKWARD_EXPERTS, at->layer);
+        layers_add_seconds(&b, work[r].again_s, 1);
+        gather_saved(&b, at);
+        layers_add_seconds(&b, work[r].back_s, work[r].back_launches);
+        layers_add(&b, MZ_WORK_SWIGLU_BACKWARD, at->work[r].back_rows, inter, 0);
+        layers_end(&b);
     }
 }
 
@@ -530,74 +405,101 @@ static void backward_call(mz_step *s, const step_at *at) {
         recompute(s, at);
     if (at->call->lossy)
         score(s, at);
-    move(s, at, MZ_MOVE_BACKWARD);
+    count_moved(s, at);
+    layers_move_weights(s, at, MZ_MOVE_BACKWARD);
     back_pack(s, at);
     exchange_rows(s, at, TRAFFIC_BACK_DISPATCH, MZ_PHASE_BACKWARD_DISPATCH);
     back_experts(s, at);
     exchange_rows(s, at, TRAFFIC_BACK_COMBINE, MZ_PHASE_BACKWARD_COMBINE);
     for (int32_t r = 0; r < s->ranks; r++)
         combine_rows(s, at, r, at->work[r].back_packed, MZ_PHASE_BACKWARD_OTHER);
-    move(s, at, MZ_MOVE_REDUCE);
+    layers_reduce(s, at, MZ_MOVE_REDUCE);
     if (at->micro_batch + 1 < s->micro_batches)
         return;
     const step_at first = step_at_of(s, 0, at->moe, at->group);
-    move(s, &first, MZ_MOVE_REDUCE_STEP);
+    layers_reduce(s, &first, MZ_MOVE_REDUCE_STEP);
 }
 
 /* ---- the tail ----------------------------------------------------------------------------------
  */
 
-/* One tensor row is one matrix kind of one layer. Squared norms of all gradients. */
+/* Squared norms of all gradients: matrix kind by matrix kind, or, where the optimizer is cut, the
+ * rank's parts of a layer's experts. */
 static void norms(mz_step *s) {
-    const bool cut = s->traits.sharded_optimizer;
+    const int64_t h = s->model->hidden, inter = s->model->expert_intermediate;
     for (int32_t r = 0; r < s->ranks; r++) {
-        burst b = {0};
-        for (int64_t i = 0; i < s->model->tensors; i++) {
-            const mz_tensor *t = &s->model->tensor[i];
-            add_work(s, &b, MZ_WORK_ROW_NORMS, cut ? t->count : s->mains * t->rows,
-                     cut ? t->rows * t->cols / s->ep : t->cols);
+        layers_burst b = layers_burst_of(s, r, MZ_PHASE_OPTIMIZER, s->layers);
+        const int64_t part = layers_cut(s, r + 1) - layers_cut(s, r);
+        for (int32_t l = 0; l < s->moe; l++) {
+            if (s->traits.sharded_optimizer) {
+                layers_add(&b, MZ_WORK_ROW_NORMS, s->model->experts, part, 0);
+                continue;
+            }
+            const int64_t mains = layers_work_at(s, 0, l)[r].owned;
+            layers_add(&b, MZ_WORK_ROW_NORMS, mains * 2 * inter, h, 0);
+            layers_add(&b, MZ_WORK_ROW_NORMS, mains * h, inter, 0);
         }
-        run(s, r, MZ_PHASE_OPTIMIZER, s->layers, b);
+        layers_end(&b);
     }
 }
 
-/* Matrices that a rank updates: its mains', with those of replicas that have optimizer state; one
- * of its parts of all, where the optimizer is cut. */
-static void update_tensor(mz_step *s, const mz_tensor *t, int32_t rank, burst *b) {
+/* Bytes and FLOPs of updating the part of a rank's tensor that `values` of it are. */
+static void add_update(layers_burst *b, const mz_tensor *t, int64_t matrices, int64_t values,
+                       double part) {
+    const mz_step *s = b->s;
     const step_tensor size = step_tensor_of(s, t);
-    const bool cut = s->traits.sharded_optimizer || s->traits.sharded_weights;
-    const int32_t instances = step_work_at(s, 0, t->layer)[rank].instances;
-    const bool more = s->traits.replica_optimizer && instances > s->mains;
-    const int64_t matrices = cut ? 1 : more ? instances : s->mains;
-    const int64_t one = t->rows * t->cols * (cut ? t->count : 1) / (cut ? s->ep : 1);
-    const double part = cut ? 1 : (double)matrices / (double)s->mains;
-    add_seconds(b,
-                mz_cost_update(&s->cluster->device, s->options.optimizer->rule, matrices, one,
-                               part * size.update_bytes, part * size.update_flops),
-                2);
+    const mz_optimizer_rule rule = s->options.optimizer->rule;
+    layers_tell(s, &(mz_step_charge){b->phase, b->layer, b->rank, mz_work_update(rule), matrices,
+                                     values, 0});
+    layers_add_seconds(b,
+                       mz_cost_update(&s->cluster->device, rule, matrices, values,
+                                      part * size.update_bytes, part * size.update_flops),
+                       2);
+}
+
+/* Matrices that a rank updates: of experts whose first instance it has, or of all its instances
+ * where these have optimizer state. */
+static void update_whole(layers_burst *b, int32_t layer) {
+    const mz_step *s = b->s;
+    const int64_t matrices = s->traits.replica_optimizer
+                                 ? step_work_at(s, 0, layer)[b->rank].instances
+                                 : layers_work_at(s, 0, layer)[b->rank].owned;
+    for (int64_t i = 0; i < s->model->tensors; i++) {
+        const mz_tensor *t = &s->model->tensor[i];
+        if (t->layer == layer && matrices > 0)
+            add_update(b, t, matrices, t->rows * t->cols, (double)matrices / (double)s->mains);
+    }
+}
+
+/* Both kinds' parts of all experts of a layer in one. */
+static void update_parts(layers_burst *b, int32_t layer) {
+    const mz_step *s = b->s;
+    const int64_t part = layers_cut(s, b->rank + 1) - layers_cut(s, b->rank);
+    const mz_tensor *kind[2] = {NULL, NULL};
+    double bytes = 0;
+    for (int64_t i = 0; i < s->model->tensors; i++)
+        if (s->model->tensor[i].layer == layer) {
+            kind[kind[0] != NULL] = &s->model->tensor[i];
+            bytes += step_tensor_of(s, &s->model->tensor[i]).update_bytes;
+        }
+    if (part > 0 && kind[0])
+        add_update(b, kind[0], 1, part * s->model->experts,
+                   bytes / step_tensor_of(s, kind[0]).update_bytes);
 }
 
 static void update(mz_step *s) {
     norms(s);
     gather_all(s, 8, MZ_PHASE_GRADIENT_REDUCE, s->layers);
     for (int32_t r = 0; r < s->ranks; r++) {
-        burst b = {0};
-        for (int64_t i = 0; i < s->model->tensors; i++)
-            update_tensor(s, &s->model->tensor[i], r, &b);
-        run(s, r, MZ_PHASE_OPTIMIZER, s->layers, b);
+        layers_burst b = layers_burst_of(s, r, MZ_PHASE_OPTIMIZER, s->layers);
+        for (int32_t l = 0; l < s->moe; l++)
+            if (s->traits.sharded_optimizer || s->traits.sharded_weights)
+                update_parts(&b, l);
+            else
+                update_whole(&b, l);
+        layers_end(&b);
     }
-    int64_t moves = 0;
-    no_lanes(s);
-    for (int32_t m = 0; m < s->moe; m++) {
-        const step_call *call = step_call_at(s, 0, m, 0);
-        for (int64_t i = call->move; i < call->move + call->moves; i++)
-            if (s->move[i].phase == MZ_MOVE_STEP) {
-                collect_move(s, &s->move[i]);
-                moves++;
-            }
-    }
-    if (moves > 0)
-        exchange(s, MZ_PHASE_WEIGHT_MOVE, s->layers);
+    layers_refresh(s);
 }
 
 /* ---- the step ----------------------------------------------------------------------------------
@@ -610,8 +512,11 @@ static double latest(const mz_step *s) {
     return time;
 }
 
+/* A rank waits while others of its device run; planning is within that, as a replay has it. */
 static void fill_outcome(mz_step *s, mz_step_outcome *o) {
+    o->time_s = latest(s);
     for (int32_t r = 0; r < s->ranks; r++) {
+        double covered = 0;
         s->busy[r] = 0;
         for (int p = 0; p < MZ_PHASES; p++) {
             double sum = 0;
@@ -619,9 +524,12 @@ static void fill_outcome(mz_step *s, mz_step_outcome *o) {
                 sum += *step_detail_at(s, l, r, (mz_phase)p);
             o->phase_s[p] = fmax(o->phase_s[p], sum);
             s->busy[r] += mz_phase_computes((mz_phase)p) ? sum : 0;
+            covered += p == MZ_PHASE_PLANNER ? 0 : sum;
         }
+        *step_detail_at(s, s->layers, r, MZ_PHASE_LAUNCH_WAIT) = fmax(o->time_s - covered, 0);
+        o->phase_s[MZ_PHASE_LAUNCH_WAIT] =
+            fmax(o->phase_s[MZ_PHASE_LAUNCH_WAIT], o->time_s - covered);
     }
-    o->time_s = latest(s);
     for (int64_t i = 0; i < (int64_t)s->micro_batches * s->ranks; i++)
         o->tokens += s->tokens[i];
     o->planner_s = s->planner_s;

@@ -257,6 +257,11 @@ mz_code mz_step_create(const mz_model *model, const mz_cluster *cluster,
     return code;
 }
 
+void mz_step_watch(mz_step *s, mz_step_charged charged, void *self) {
+    s->charged = charged;
+    s->charged_self = self;
+}
+
 void mz_step_free(mz_step **step) {
     mz_step *s = *step;
     if (!s)
@@ -267,7 +272,7 @@ void mz_step_free(mz_step **step) {
         s->tokens,         s->score_flops, s->call,       s->work,    s->message, s->move,
         s->cell,           s->cell_rank,   s->cell_pairs, s->sending, s->mark,    s->span,
         s->begin,          s->interval,    s->order,      s->chunk,   s->by_rank, s->expert_rows,
-        s->instance_again, s->chunk_rows,  s->chunk_end,  s->alone};
+        s->instance_again, s->chunk_rows,  s->chunk_end,  s->alone,   s->further};
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++)
         free(arrays[i]);
     mz_arena_free(&s->arena);
@@ -336,7 +341,7 @@ mz_code mz_step_begin(mz_step *s, const mz_step_head *head, mz_err *err) {
         s->call[i].present = false;
     s->number = head->step;
     s->micro_batches = head->micro_batches;
-    s->messages = s->moves = 0;
+    s->messages = s->moves = s->furthers = 0;
     s->saved_micro_batch = -1;
     return MZ_OK;
 }

@@ -27,6 +27,7 @@
 #include "common/io/memcat.h"
 #include "common/io/phase.h"
 #include "sim/cluster/cluster.h"
+#include "sim/cluster/work.h"
 #include "sim/cost/cost.h"
 #include "sim/engine/graph.h"
 #include "sim/memory/memory.h"
@@ -146,6 +147,21 @@ mz_code mz_step_budget(mz_step *step, int32_t group, int32_t micro_batch, int32_
 mz_code mz_step_add_call(mz_step *step, int32_t group, int32_t micro_batch, int32_t layer,
                          const mz_load *load, const mz_pairs *pairs, const mz_plan *plan,
                          mz_err *err);
+/* One kernel that scope layers charges time for, or the copies of one exchange to a rank (work
+ * MZ_WORK_COPY, rows messages of cols bytes in all). Rows and cols as sim/cluster/work.h has them;
+ * products one by one for every group. */
+typedef struct mz_step_charge {
+    mz_phase phase;
+    int32_t layer, rank; /* layer `layers`: of the whole step */
+    mz_work work;
+    int64_t rows, cols;
+    int64_t more; /* products: k. MZ_WORK_COMBINE: rows written, MZ_WORK_INVERT: pairs */
+} mz_step_charge;
+/* Tells each as it is charged: products in add_call, all else in finish. For tests that hold a
+ * replay's kernels against it. */
+typedef void (*mz_step_charged)(void *self, const mz_step_charge *charge);
+void mz_step_watch(mz_step *step, mz_step_charged charged, void *self);
+
 /* The outcome's pointers live until the next begin or free. */
 mz_code mz_step_finish(mz_step *step, mz_step_outcome *outcome, mz_err *err);
 

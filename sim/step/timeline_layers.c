@@ -159,17 +159,33 @@ static void backward_rows(rank_timeline *t, layer_call in) {
     step_give(t, BUFFER_COMBINED_BACK, l);
 }
 
-/* Gradients, or parts of them, that other hosts send to this rank. */
+/* Beside what came in, one expert's sum at a time: its gradient in fp32 where replicas have that,
+ * and the places of what is added, per row of H values. */
+static int64_t sum_bytes(const mz_step *s, int64_t count) {
+    const int64_t values = 3 * s->model->hidden * s->model->expert_intermediate;
+    const bool wide = s->traits.replica_gradient_bytes == 4 * values;
+    return (wide ? 4 * values : 0) + PLACE * count * (values / s->model->hidden);
+}
+
+/* Gradients, or parts of them, that other hosts send to this rank, and the largest sum's own. An
+ * expert's moves follow each other. */
 static int64_t received(const rank_timeline *t, layer_call in) {
     const mz_step *s = t->s;
-    int64_t bytes = 0;
+    int64_t bytes = 0, most = 0, count = 0;
+    int32_t expert = -1;
     for (int64_t i = in.call->move; i < in.call->move + in.call->moves; i++) {
         const mz_move *m = &s->move[i];
         const bool reduce = m->phase == MZ_MOVE_REDUCE || m->phase == MZ_MOVE_REDUCE_STEP;
-        if (reduce && (m->dst == t->rank || m->dst == MZ_EVERY_RANK))
-            bytes += m->dst == MZ_EVERY_RANK ? m->bytes / s->ranks : m->bytes;
+        if (!reduce || (m->dst != t->rank && m->dst != MZ_EVERY_RANK))
+            continue;
+        bytes += m->dst == MZ_EVERY_RANK ? m->bytes / s->ranks : m->bytes;
+        if (m->dst == MZ_EVERY_RANK)
+            continue;
+        count = m->expert == expert ? count + 1 : 1;
+        expert = m->expert;
+        most = sum_bytes(s, count) > most ? sum_bytes(s, count) : most;
     }
-    return bytes;
+    return bytes + most;
 }
 
 static void backward_call(rank_timeline *t, layer_call in) {

@@ -88,8 +88,13 @@ static void one_device(void **state) {
     assert_close(of(&o, 2, 0, MZ_PHASE_OPTIMIZER),
                  memory(2 * values + 4 * norm_rows + 28 * values));
     for (int i = 0; i < 3 * 2 * MZ_PHASES; i++)
-        sum += o.detail_s[i];
+        sum += i % MZ_PHASES == MZ_PHASE_LAUNCH_WAIT ? 0 : o.detail_s[i];
     assert_close(o.time_s, sum); /* one after another */
+    double own = 0;              /* a rank waits while the other one runs */
+    for (int i = 0; i < 3; i++)
+        for (int p = 0; p < MZ_PHASES; p++)
+            own += p == MZ_PHASE_LAUNCH_WAIT ? 0 : of(&o, i, 0, p);
+    assert_close(of(&o, 2, 0, MZ_PHASE_LAUNCH_WAIT), o.time_s - own);
     assert_close(o.moe_s, sum - of(&o, 2, 0, MZ_PHASE_OPTIMIZER) -
                               of(&o, 2, 1, MZ_PHASE_OPTIMIZER) -
                               of(&o, 2, 0, MZ_PHASE_GRADIENT_REDUCE) -
@@ -146,7 +151,7 @@ static void two_devices(void **state) {
     double sum = 0;
     for (int l = 0; l < 2; l++)
         for (int p = 0; p < MZ_PHASES; p++)
-            sum += of(&o, l, 0, p);
+            sum += p == MZ_PHASE_LAUNCH_WAIT ? 0 : of(&o, l, 0, p);
     assert_true(o.time_s >= sum - 1e-15);
     /* the last exchange is the norm's sum; the update follows it on both */
     assert_close(o.time_s, sum);
@@ -173,7 +178,9 @@ static void budgeted(void **state) {
     assert_close(of(&o, 0, 0, MZ_PHASE_UNPACK), memory(ROW * (24 + 12) + 4 * 24));
     /* grouping; norms of g; scores 20, selection 24 B a pair */
     assert_close(of(&o, 0, 0, MZ_PHASE_SCORE), memory(12 * 24 + 16 * E + (ROW + 4) * 12 + 44 * 24));
-    assert_close(of(&o, 0, 0, MZ_PHASE_BACKWARD_PACK), memory((16 + 2 * ROW) * 11));
+    /* a look-up per pair, four per kept one; 11 rows noted for 24 pairs */
+    assert_close(of(&o, 0, 0, MZ_PHASE_BACKWARD_PACK),
+                 memory(16 * (24 + 4 * 11) + 8 * (11 + 24) + 2 * ROW * 11));
     assert_close(of(&o, 0, 0, MZ_PHASE_BACKWARD_DISPATCH), memory(2 * (ROW + 8) * 13));
     /* kept x, gate and up, h side by side */
     assert_close(of(&o, 0, 0, MZ_PHASE_BACKWARD_EXPERTS),
@@ -183,7 +190,7 @@ static void budgeted(void **state) {
     /* x again: sent once more, ordered by the device, gate and up computed again */
     t.traits.resend = true;
     tiny_step(&t, 1, &step, &o);
-    assert_close(of(&o, 0, 0, MZ_PHASE_BACKWARD_PACK), memory((32 + 4 * ROW) * 11));
+    assert_close(of(&o, 0, 0, MZ_PHASE_BACKWARD_PACK), memory((16 + 8 + 4 * ROW) * 11 + 8 * 24));
     assert_close(of(&o, 0, 0, MZ_PHASE_BACKWARD_DISPATCH), memory(2 * 2 * ROW * 13));
     assert_close(of(&o, 0, 0, MZ_PHASE_BACKWARD_EXPERTS),
                  16.0 * 13 * H * I / 1e12 + memory(6 * 13 * I + 10 * 13 * I));
@@ -271,6 +278,68 @@ static void replica(void **state) {
     tiny_free(&t);
 }
 
+/* The same with gradients of replicas in fp32: its products write them in a call of their own, 2
+ * bytes more a value, out and in; the sum takes the main's there and back. */
+static void wide_replica(void **state) {
+    static const int32_t expert[] = {0, 0, 1, 2, 3}, rank[] = {0, 1, 0, 1, 1};
+    static const int64_t pairs[2 * 5] = {10, 0, 6, 5, 3, 0, 4, 6, 2, 4};
+    const int64_t W = 2 * 3 * H * I;
+    tiny t;
+    mz_step *step;
+    mz_step_outcome o;
+    mz_err err;
+    make(&t, "m", 2);
+    t.traits.slots = 3;
+    t.traits.replica_memory = MZ_REPLICAS_PER_LAYER;
+    t.traits.replica_gradient_bytes = 2 * W;
+    tiny_plan(&t, 5, expert, rank, pairs, NULL);
+    const mz_move back = {MZ_MOVE_GRADIENTS, MZ_MOVE_REDUCE, MZ_HIDE_LAYERS, 0, 1, 0, 2 * W, 0};
+    assert_ok(mz_plan_add_move(t.plan, back, &err), &err);
+    tiny_step(&t, 1, &step, &o);
+    const double n = 4 + 7 + 7; /* rows of rank 1 */
+    assert_close(of(&o, 0, 1, MZ_PHASE_BACKWARD_EXPERTS),
+                 12 * n * H * I / 1e12 + memory(10 * n * I + 4.0 * 3 * H * I));
+    /* copied, converted twice 6 B a value, added 12 B a value */
+    assert_close(of(&o, 0, 0, MZ_PHASE_REPLICA_REDUCE),
+                 memory(2.0 * 2 * (double)W + (6 + 6 + 12) * 3.0 * H * I));
+    mz_step_free(&step);
+    tiny_free(&t);
+}
+
+/* Buffers of 4 rows for every source and expert, whatever they hold: 2 sources, 2 experts a rank.
+ */
+static void padded(void **state) {
+    static const int64_t kept[2 * E] = {4, 4, 4, 3, 4, 4, 2, 4}; /* 15 and 14 */
+    static const int32_t expert[] = {0, 1, 2, 3}, rank[] = {0, 0, 1, 1};
+    tiny t;
+    mz_step *step;
+    mz_step_outcome o;
+    make(&t, "m", 2);
+    t.traits.capacity_padded = true;
+    t.traits.capacity_factor = 1e-9;
+    t.traits.capacity_min = 4;
+    t.traits.drop_by_weight = true;
+    tiny_plan(&t, 4, expert, rank, kept, NULL);
+    t.plan->has_drops = true;
+    for (int i = 0; i < 2 * E; i++)
+        t.plan->dropped[i] = skewed[i] - kept[i];
+    tiny_step(&t, 1, &step, &o);
+    for (int r = 0; r < 2; r++) {
+        const double p = (double)sent[r], T = (double)tokens[r], n = 16;
+        /* selection of what stays; 16 rows, padded ones zeros */
+        assert_close(of(&o, 0, r, MZ_PHASE_PACK),
+                     memory(24 * p + 16 * n + 8 * (n + p) + 2 * ROW * n));
+        assert_close(of(&o, 0, r, MZ_PHASE_DISPATCH), memory(2 * ROW * n));
+        assert_close(of(&o, 0, r, MZ_PHASE_EXPERTS), 6 * n * H * I / 1e12 + memory(6 * n * I));
+        assert_close(of(&o, 0, r, MZ_PHASE_COMBINE), memory(2 * ROW * n));
+        assert_close(of(&o, 0, r, MZ_PHASE_UNPACK), memory(ROW * (n + T)));
+        assert_close(of(&o, 0, r, MZ_PHASE_BACKWARD_EXPERTS),
+                     12 * n * H * I / 1e12 + memory(10 * n * I));
+    }
+    mz_step_free(&step);
+    tiny_free(&t);
+}
+
 static void what_a_replay_does_not_do(void **state) {
     tiny t;
     mz_step *step;
@@ -306,6 +375,8 @@ int main(void) {
         cmocka_unit_test(memory_of_one_layer),
         cmocka_unit_test(recomputed),
         cmocka_unit_test(replica),
+        cmocka_unit_test(wide_replica),
+        cmocka_unit_test(padded),
         cmocka_unit_test(what_a_replay_does_not_do),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

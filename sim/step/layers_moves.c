@@ -1,0 +1,381 @@
+/* Scope layers: what a policy moves, in the order of a replay's experts_move.c, experts_reduce.c
+ * and experts_update.c. Weights and gradients travel along trees, wave by wave, each wave an
+ * exchange; gradients of placements that last also around rings, or in parts to all ranks. */
+#include "sim/step/inside.h"
+
+#include <string.h>
+
+enum { VALUE_BYTES = 2, MATRICES = 2 };
+
+static int64_t values_of(const mz_step *s) {
+    return 3 * s->model->hidden * s->model->expert_intermediate;
+}
+
+/* Replicas live for a call; else what a plan says stays. */
+static bool per_call(const mz_step *s) {
+    return !s->traits.sharded_optimizer && (s->traits.replica_memory == MZ_REPLICAS_SHARED ||
+                                            s->traits.replica_memory == MZ_REPLICAS_PER_LAYER);
+}
+
+bool layers_wide(const mz_step *s) {
+    return per_call(s) && s->traits.replica_gradient_bytes == 4 * values_of(s);
+}
+
+mz_code layers_create_moves(mz_step *s, mz_err *err) {
+    const int64_t cells = (int64_t)s->model->experts * s->ep;
+    mz_arena *a = &s->arena;
+    s->depth = MZ_NEW(a, int32_t, cells);
+    s->in = MZ_NEW(a, int32_t, cells);
+    s->out = MZ_NEW(a, int32_t, cells);
+    s->done = MZ_NEW(a, int64_t, s->model->experts);
+    return s->depth && s->in && s->out && s->done ? MZ_OK : mz_fail_nomem(err, "a step");
+}
+
+/* Where an optimizer is cut over the group: values [begin, end) of an expert are the rank's; parts
+ * start at multiples of 16 bytes where there are enough values. */
+int64_t layers_cut(const mz_step *s, int32_t rank) {
+    const int64_t all = values_of(s), part = (all + s->ep - 1) / s->ep;
+    const int64_t at = rank * (part < 8 ? part : (part + 7) / 8 * 8);
+    return at < all ? at : all;
+}
+
+/* Pieces of values [low, high) of an expert: gate and up end at two thirds. */
+static int64_t pieces(const mz_step *s, int64_t low, int64_t high) {
+    const int64_t up = values_of(s) / 3 * 2;
+    return (low < high) + (low < up && up < high);
+}
+
+static void message(mz_step *s, int32_t src, int32_t dst, int64_t low, int64_t high) {
+    layers_message(s, src, dst, pieces(s, low, high), (double)(VALUE_BYTES * (high - low)));
+    s->transfer_bytes += src != dst ? VALUE_BYTES * (high - low) : 0;
+}
+
+/* ---- moves of one phase ------------------------------------------------------------------------
+ */
+
+/* The moves of a call that are made in `phase`; change: of a placement, or not. */
+typedef struct move_set {
+    mz_step *s;
+    const step_at *at;
+    mz_move_phase phase;
+    bool change;
+} move_set;
+
+static const mz_move *next_move(const move_set *x, int64_t *i) {
+    const step_call *call = x->at->call;
+    while (*i < call->moves) {
+        const mz_move *m = &x->s->move[call->move + (*i)++];
+        if (m->phase == x->phase && m->change == x->change)
+            return m;
+    }
+    return NULL;
+}
+
+static int64_t cell(const mz_step *s, const mz_move *m, int32_t rank) {
+    return (int64_t)m->expert * s->ep + rank;
+}
+
+static bool between_two(const mz_move *m) {
+    return m->src != MZ_EVERY_RANK && m->dst != MZ_EVERY_RANK;
+}
+
+/* Fills s->in and s->out. */
+static int64_t count_moves(const move_set *x) {
+    mz_step *s = x->s;
+    const size_t cells = (size_t)s->model->experts * (size_t)s->ep;
+    const mz_move *m;
+    int64_t n = 0;
+    memset(s->in, 0, sizeof *s->in * cells);
+    memset(s->out, 0, sizeof *s->out * cells);
+    for (int64_t i = 0; (m = next_move(x, &i)); n++)
+        if (between_two(m)) {
+            s->in[cell(s, m, m->dst)]++;
+            s->out[cell(s, m, m->src)]++;
+        }
+    return n;
+}
+
+/* Where nobody ends the way it is a ring: every receiver sends. After count_moves. */
+static bool in_ring(const move_set *x, const mz_move *of) {
+    const mz_step *s = x->s;
+    const mz_move *m;
+    for (int64_t i = 0; !per_call(s) && (m = next_move(x, &i));)
+        if (m->expert == of->expert && between_two(m) && s->out[cell(s, m, m->dst)] == 0)
+            return false;
+    return !per_call(s);
+}
+
+/* s->depth of ranks in trees; returns the deepest. */
+static int32_t order_waves(const move_set *x) {
+    mz_step *s = x->s;
+    const mz_move *m;
+    int32_t last = 0;
+    bool more = true;
+    memset(s->depth, 0, sizeof *s->depth * (size_t)s->model->experts * (size_t)s->ep);
+    for (int32_t pass = 0; more && pass <= s->ep; pass++) {
+        more = false;
+        for (int64_t i = 0; (m = next_move(x, &i));) {
+            if (!between_two(m) || in_ring(x, m))
+                continue;
+            int32_t *to = &s->depth[cell(s, m, m->dst)];
+            const int32_t deep = s->depth[cell(s, m, m->src)] + 1;
+            more = more || *to < deep;
+            *to = *to < deep ? deep : *to;
+            last = *to > last ? *to : last;
+        }
+    }
+    return last;
+}
+
+/* Both matrices of an expert go apart. */
+static void whole(mz_step *s, const mz_move *m) {
+    layers_message(s, m->src, m->dst, MATRICES, (double)m->bytes);
+    s->transfer_bytes += m->bytes;
+}
+
+/* ---- weights -----------------------------------------------------------------------------------
+ */
+
+/* Weights of a slot from the parts that all ranks have. */
+static void fill_slot(mz_step *s, const mz_move *m) {
+    for (int32_t q = 0; q < s->ep; q++)
+        message(s, q, m->dst, layers_cut(s, q), layers_cut(s, q + 1));
+}
+
+static void collect_weights(mz_step *s, const mz_move *m) {
+    if (m->src == MZ_EVERY_RANK)
+        fill_slot(s, m);
+    else if (m->dst != MZ_EVERY_RANK)
+        whole(s, m);
+}
+
+/* An expert that a placement brings is received beside the slots, then stored. */
+static void change_places(const move_set *x, int32_t layer) {
+    mz_step *s = x->s;
+    const mz_move *m;
+    int64_t n = 0;
+    layers_no_lanes(s);
+    for (int64_t i = 0; (m = next_move(x, &i)); n++)
+        collect_weights(s, m);
+    if (n == 0)
+        return;
+    layers_exchange(s, MZ_PHASE_WEIGHT_MOVE, layer);
+    for (int64_t i = 0; (m = next_move(x, &i));)
+        if (m->dst != MZ_EVERY_RANK)
+            layers_kernel(s, m->dst, MZ_PHASE_WEIGHT_MOVE, layer, MZ_WORK_COPY, MATRICES, m->bytes);
+}
+
+void layers_move_weights(mz_step *s, const step_at *at, mz_move_phase phase) {
+    const move_set x = {s, at, phase, false}, changes = {s, at, phase, true};
+    const mz_move *m;
+    change_places(&changes, at->layer);
+    if (count_moves(&x) == 0)
+        return;
+    const int32_t last = order_waves(&x);
+    for (int32_t wave = 1; wave <= last; wave++) {
+        layers_no_lanes(s);
+        for (int64_t i = 0; (m = next_move(&x, &i));)
+            if (between_two(m) && s->depth[cell(s, m, m->dst)] == wave)
+                collect_weights(s, m);
+        layers_exchange(s, MZ_PHASE_WEIGHT_MOVE, at->layer);
+    }
+}
+
+/* After the optimizer: layer by layer where it is cut, else all at once. */
+void layers_refresh(mz_step *s) {
+    const bool cut = s->traits.sharded_optimizer;
+    int64_t n = 0;
+    layers_no_lanes(s);
+    for (int32_t l = 0; l < s->moe; l++) {
+        const step_at at = step_at_of(s, 0, l, 0);
+        const move_set x = {s, &at, MZ_MOVE_STEP, false};
+        const mz_move *m;
+        for (int64_t i = 0; (m = next_move(&x, &i)); n++)
+            collect_weights(s, m);
+        if (n > 0 && (cut || l + 1 == s->moe)) {
+            layers_exchange(s, MZ_PHASE_WEIGHT_MOVE, s->layers);
+            layers_no_lanes(s);
+            n = 0;
+        }
+    }
+    for (int32_t l = 0; l < s->moe; l++) {
+        const step_at at = step_at_of(s, 0, l, 0);
+        const move_set changes = {s, &at, MZ_MOVE_STEP, true};
+        change_places(&changes, s->layers);
+    }
+}
+
+/* ---- gradients ---------------------------------------------------------------------------------
+ */
+
+/* Adds `buffers` received values [low, high) of an expert to a rank's, matrix by matrix; in fp32
+ * where that is what replicas have and the main has not. */
+static void sum(mz_step *s, int32_t rank, int32_t layer, int64_t buffers, int64_t low, int64_t high,
+                bool wide) {
+    const int64_t all = values_of(s), side[MATRICES + 1] = {0, all / 3 * 2, all};
+    layers_burst b = layers_burst_of(s, rank, MZ_PHASE_REPLICA_REDUCE, layer);
+    for (int k = 0; k < MATRICES; k++) {
+        const int64_t a = low > side[k] ? low : side[k];
+        const int64_t n = (high < side[k + 1] ? high : side[k + 1]) - a;
+        for (int i = 0; wide && i < 2; i++) /* there and back */
+            layers_add(&b, MZ_WORK_CONVERT, 1, n, 0);
+        layers_add(&b, MZ_WORK_ADD, buffers, (wide ? 2 : 1) * n, 0);
+    }
+    layers_end(&b);
+}
+
+/* A rank's further instances of an expert go into its first. */
+static void add_further(mz_step *s, const step_at *at) {
+    const step_call *call = at->call;
+    const int64_t all = values_of(s);
+    const bool wide = layers_wide(s);
+    layers_no_lanes(s);
+    for (int64_t i = call->further; i < call->further + call->furthers; i++) {
+        const layers_further *f = &s->further[i];
+        layers_message(s, f->rank, f->rank, (int64_t)MATRICES * f->count,
+                       (double)((wide ? 4 : VALUE_BYTES) * all * f->count));
+    }
+    if (call->furthers > 0)
+        layers_exchange(s, MZ_PHASE_REPLICA_REDUCE, at->layer);
+    for (int64_t i = call->further; i < call->further + call->furthers; i++)
+        sum(s, s->further[i].rank, at->layer, s->further[i].count, 0, all, wide);
+}
+
+/* Values of an expert that the j-th of m hosts of a ring adds up: whole rows. */
+static int64_t chunk_begin(const mz_step *s, int64_t j, int64_t m) {
+    const int64_t h = s->model->hidden;
+    return values_of(s) / h * j / m * h;
+}
+
+typedef enum ring_part { RING_SCATTER, RING_SUM, RING_GATHER } ring_part;
+
+/* The ring that starts with move `first`, m hosts in all: chunks to their hosts, each host's own
+ * among them; their sums; the sums to the others. */
+static void run_ring(const move_set *x, const mz_move *first, int32_t m, ring_part part) {
+    mz_step *s = x->s;
+    const mz_move *to, *from;
+    int32_t j = 0;
+    for (int64_t i = 0; (to = next_move(x, &i));) {
+        if (to->expert != first->expert || !between_two(to))
+            continue;
+        const int64_t low = chunk_begin(s, j, m), high = chunk_begin(s, j + 1, m);
+        j++;
+        if (part == RING_SUM)
+            sum(s, to->src, x->at->layer, m - 1, low, high, false);
+        for (int64_t k = 0; part != RING_SUM && (from = next_move(x, &k));) {
+            if (from->expert != first->expert || !between_two(from))
+                continue;
+            if (part == RING_SCATTER)
+                message(s, from->src, to->src, low, high);
+            else if (from->src != to->src)
+                message(s, to->src, from->src, low, high);
+        }
+    }
+}
+
+static int64_t each_ring(const move_set *x, ring_part part) {
+    mz_step *s = x->s;
+    const mz_move *m;
+    int64_t rings = 0;
+    int32_t done = -1;
+    for (int64_t i = 0; (m = next_move(x, &i));) {
+        if (m->expert <= done || !between_two(m) || !in_ring(x, m))
+            continue;
+        int32_t hosts = 0;
+        for (int32_t r = 0; r < s->ep; r++)
+            hosts += s->out[cell(s, m, r)];
+        done = m->expert;
+        run_ring(x, m, hosts, part);
+        rings++;
+    }
+    return rings;
+}
+
+static void run_rings(const move_set *x) {
+    layers_no_lanes(x->s);
+    if (each_ring(x, RING_SCATTER) == 0)
+        return;
+    layers_exchange(x->s, MZ_PHASE_REPLICA_REDUCE, x->at->layer);
+    each_ring(x, RING_SUM);
+    layers_no_lanes(x->s);
+    each_ring(x, RING_GATHER);
+    layers_exchange(x->s, MZ_PHASE_REPLICA_REDUCE, x->at->layer);
+}
+
+static void run_trees(const move_set *x) {
+    mz_step *s = x->s;
+    const mz_move *m;
+    const int32_t last = order_waves(x);
+    const bool wide = layers_wide(s);
+    for (int32_t wave = 1; wave <= last; wave++) {
+        layers_no_lanes(s);
+        for (int64_t i = 0; (m = next_move(x, &i));)
+            if (between_two(m) && s->depth[cell(s, m, m->dst)] == wave)
+                whole(s, m);
+        layers_exchange(s, MZ_PHASE_REPLICA_REDUCE, x->at->layer);
+        for (int64_t i = 0; (m = next_move(x, &i));) {
+            if (!between_two(m) || s->depth[cell(s, m, m->dst)] != wave)
+                continue;
+            int32_t *in = &s->in[cell(s, m, m->dst)];
+            if (*in > 0)
+                sum(s, m->dst, x->at->layer, *in, 0, values_of(s), wide);
+            *in = 0;
+        }
+    }
+}
+
+/* Every rank gets its part of every expert's gradient, from the hosts as the moves to all ranks
+ * have it, but for what it has itself; then all parts are copied to where the update reads them. */
+static void run_parts(const move_set *x) {
+    mz_step *s = x->s;
+    const mz_move *m;
+    int64_t n = 0;
+    layers_no_lanes(s);
+    for (int32_t r = 0; r < s->ep; r++) {
+        const int64_t low = layers_cut(s, r), all = layers_cut(s, r + 1) - low;
+        memset(s->done, 0, sizeof *s->done * (size_t)s->model->experts);
+        for (int64_t i = 0; (m = next_move(x, &i));) {
+            if (m->dst != MZ_EVERY_RANK)
+                continue;
+            int64_t *done = &s->done[m->expert];
+            const int64_t stated = m->bytes / VALUE_BYTES / s->ep;
+            const int64_t values = stated < all - *done ? stated : all - *done;
+            if (m->src != r)
+                message(s, m->src, r, low + *done, low + *done + values);
+            *done += values;
+            n++;
+        }
+    }
+    if (n > 0)
+        layers_exchange(s, MZ_PHASE_REPLICA_REDUCE, x->at->layer);
+    for (int32_t r = 0; r < s->ep; r++)
+        layers_kernel(s, r, MZ_PHASE_REPLICA_REDUCE, x->at->layer, MZ_WORK_COPY, 1,
+                      VALUE_BYTES * s->model->experts * (layers_cut(s, r + 1) - layers_cut(s, r)));
+}
+
+static bool has_phase(const mz_step *s, const step_call *call, mz_move_phase phase) {
+    for (int64_t i = call->move; i < call->move + call->moves; i++)
+        if (s->move[i].phase == phase)
+            return true;
+    return false;
+}
+
+void layers_reduce(mz_step *s, const step_at *at, mz_move_phase phase) {
+    const move_set x = {s, at, phase, false};
+    const bool once = phase == MZ_MOVE_REDUCE_STEP, last = !per_call(s);
+    const int64_t moves = count_moves(&x);
+    if (once && !last)
+        return;
+    /* Placements that last reduce per call or per step; a call's own further instances may be all
+     * there is to add. */
+    if (last && moves == 0 && (!once || has_phase(s, at->call, MZ_MOVE_REDUCE))) {
+        if (!once && (s->traits.sees & MZ_SEES_CURRENT))
+            add_further(s, at);
+        return;
+    }
+    add_further(s, at);
+    run_rings(&x);
+    run_trees(&x);
+    if (s->traits.sharded_optimizer && once)
+        run_parts(&x);
+}

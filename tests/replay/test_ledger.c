@@ -1,0 +1,448 @@
+/* One step twice: run by the engine on kernels whose table of operations counts, and charged by
+ * the simulator's scope layers. Every kernel that runs in a phase is charged there with the same
+ * sizes, and nothing else is. Not held against each other, as small as the index arrays that they
+ * move: copies between host and device (counts, lists, positions of a sum, rows' norms). */
+#include "kernels/backend.h"
+#include "replay/inside.h"
+#include "sim/cost/work.h"
+#include "tests/harness.h"
+#include "tests/replay/scene.h"
+#include "tests/step/tiny.h"
+
+#include <stdlib.h>
+
+typedef struct ledger {
+    mz_step_charge *entry;
+    size_t count, cap;
+} ledger;
+
+static void add(ledger *l, mz_step_charge c) {
+    if (c.cols <= 0 || (c.rows <= 0 && c.work != MZ_WORK_WGRAD && c.work != MZ_WORK_COMBINE))
+        return;
+    assert_true(mz_grow((void **)&l->entry, &l->cap, l->count + 1, sizeof *l->entry));
+    l->entry[l->count++] = c;
+}
+
+/* ---- what the engine runs ----------------------------------------------------------------------
+ */
+
+typedef struct counting {
+    mz_backend_ops ops; /* first: a context's table is the counter */
+    const mz_backend_ops *real;
+    const mz_engine *engine;
+    mz_work update;
+    double untimed_s;
+    ledger pending; /* what runs now: of which phase is said when it is done */
+    ledger all;
+} counting;
+
+static counting *of(const mz_kernels *k) {
+    return (counting *)(void *)k->ops;
+}
+
+/* What was outside the clock is no part of any phase. */
+static void leave_untimed(counting *c) {
+    const double untimed = mz_engine_figures_of(c->engine).untimed_s;
+    if (untimed != c->untimed_s)
+        c->pending.count = 0;
+    c->untimed_s = untimed;
+}
+
+static void ran(mz_kernels *k, mz_work work, int64_t rows, int64_t cols, int64_t more) {
+    counting *c = of(k);
+    if (!c->engine)
+        return;
+    leave_untimed(c);
+    add(&c->pending, (mz_step_charge){.work = work, .rows = rows, .cols = cols, .more = more});
+}
+
+static mz_kstatus copy(mz_kernels *k, mz_kstream stream, mz_copy kind, void *to, const void *from,
+                       size_t bytes) {
+    if (kind == MZ_COPY_INSIDE && of(k)->engine && of(k)->engine->lanes.count == 0)
+        ran(k, MZ_WORK_COPY, 1, (int64_t)bytes, 0);
+    return of(k)->real->copy(k, stream, kind, to, from, bytes);
+}
+
+static mz_kstatus zero(mz_kernels *k, mz_kstream stream, void *memory, size_t bytes) {
+    ran(k, MZ_WORK_ZERO, 1, (int64_t)bytes, 0);
+    return of(k)->real->zero(k, stream, memory, bytes);
+}
+
+static mz_kstatus convert(mz_kernels *k, mz_kstream stream, mz_dtype to_type, void *to,
+                          mz_dtype from_type, const void *from, int64_t n) {
+    ran(k, MZ_WORK_CONVERT, 1, n, 0);
+    return of(k)->real->convert(k, stream, to_type, to, from_type, from, n);
+}
+
+static mz_kstatus row_norms(mz_kernels *k, mz_kstream stream, const mz_norms *a) {
+    ran(k, MZ_WORK_ROW_NORMS, a->rows, a->cols, 0);
+    return of(k)->real->row_norms(k, stream, a);
+}
+
+static mz_kstatus score_pairs(mz_kernels *k, mz_kstream stream, const mz_score_args *a) {
+    ran(k, MZ_WORK_SCORE, a->pairs, 1, 0);
+    return of(k)->real->score_pairs(k, stream, a);
+}
+
+static mz_kstatus group_pairs(mz_kernels *k, mz_kstream stream, const mz_grouping *a, void *work) {
+    ran(k, MZ_WORK_GROUP_PAIRS, a->pairs, a->experts, 0);
+    return of(k)->real->group_pairs(k, stream, a, work);
+}
+
+static mz_kstatus select_pairs(mz_kernels *k, mz_kstream stream, const mz_selection *a,
+                               void *work) {
+    ran(k, MZ_WORK_SELECT, a->pairs, a->experts, 0);
+    return of(k)->real->select_pairs(k, stream, a, work);
+}
+
+static mz_kstatus arrange(mz_kernels *k, mz_kstream stream, const mz_segment *segment,
+                          int64_t segments, const int64_t *in, int64_t *out) {
+    int64_t rows = 0;
+    for (int64_t i = 0; i < segments; i++)
+        rows += segment[i].length;
+    ran(k, MZ_WORK_ARRANGE, rows, 1, 0);
+    return of(k)->real->arrange(k, stream, segment, segments, in, out);
+}
+
+static mz_kstatus invert(mz_kernels *k, mz_kstream stream, const int64_t *row_pair, int64_t rows,
+                         int64_t pairs, int64_t *position) {
+    ran(k, MZ_WORK_INVERT, rows, 1, pairs);
+    return of(k)->real->invert(k, stream, row_pair, rows, pairs, position);
+}
+
+static mz_kstatus pack_rows(mz_kernels *k, mz_kstream stream, const mz_pack *a) {
+    ran(k, a->scale ? MZ_WORK_PACK_SCALED : MZ_WORK_PACK, a->rows, a->hidden, 0);
+    return of(k)->real->pack_rows(k, stream, a);
+}
+
+static mz_kstatus unpack_rows(mz_kernels *k, mz_kstream stream, const mz_unpack *a) {
+    ran(k, MZ_WORK_PACK, a->pairs, a->hidden, 0);
+    return of(k)->real->unpack_rows(k, stream, a);
+}
+
+/* Sums of tokens do not say how many rows they read; sums of gradients are told by `k`. */
+static mz_kstatus combine_rows(mz_kernels *k, mz_kstream stream, const mz_combine *a) {
+    if (a->scale || a->position == NULL || !of(k)->engine)
+        ran(k, MZ_WORK_COMBINE, 0, a->hidden, a->tokens);
+    else
+        ran(k, MZ_WORK_COMBINE, a->accumulate ? a->k : a->k - 1,
+            a->hidden * (a->type == MZ_F32 ? 2 : 1), a->tokens);
+    return of(k)->real->combine_rows(k, stream, a);
+}
+
+static mz_kstatus grouped_gemm(mz_kernels *k, mz_kstream stream, const mz_product_args *a,
+                               void *work) {
+    static const mz_work works[] = {MZ_WORK_FORWARD, MZ_WORK_DGRAD, MZ_WORK_WGRAD};
+    for (int32_t g = 0; g < a->groups.groups; g++) {
+        const int64_t rows = a->groups.begin[g + 1] - a->groups.begin[g];
+        if (a->op != MZ_PRODUCT_WGRAD || a->weight[g])
+            ran(k, works[a->op], rows, a->n, a->k);
+    }
+    return of(k)->real->grouped_gemm(k, stream, a, work);
+}
+
+static mz_kstatus expert_up(mz_kernels *k, mz_kstream stream, const mz_expert_up *a, void *work) {
+    for (int32_t g = 0; g < a->groups.groups; g++)
+        ran(k, MZ_WORK_UP, a->groups.begin[g + 1] - a->groups.begin[g], 2 * a->intermediate,
+            a->hidden);
+    return of(k)->real->expert_up_forward(k, stream, a, work);
+}
+
+static mz_kstatus swiglu_backward(mz_kernels *k, mz_kstream stream, const mz_swiglu *a) {
+    ran(k, MZ_WORK_SWIGLU_BACKWARD, a->rows, a->intermediate, 0);
+    return of(k)->real->swiglu_backward(k, stream, a);
+}
+
+static mz_kstatus update_step(mz_kernels *k, mz_kstream stream, const mz_update *a, void *work) {
+    ran(k, of(k)->update, a->matrices, a->rows * a->cols, 0);
+    return of(k)->real->update_step(k, stream, a, work);
+}
+
+static void exchanged(counting *c, mz_phase phase, int32_t layer) {
+    const engine_lanes *l = &c->engine->lanes;
+    for (int64_t i = 0; i < l->count; i++)
+        add(&c->all, (mz_step_charge){phase, layer, l->lane[i].to, MZ_WORK_COPY, 1,
+                                      (int64_t)l->lane[i].bytes, 0});
+}
+
+/* Conversions of master weights belong to the update's kind of work. */
+static mz_code done(void *self, int32_t rank, mz_phase phase, int32_t layer, mz_err *err) {
+    counting *c = self;
+    leave_untimed(c);
+    exchanged(c, phase, layer);
+    for (size_t i = 0; c->engine->lanes.count == 0 && i < c->pending.count; i++) {
+        mz_step_charge e = c->pending.entry[i];
+        e.phase = phase;
+        e.layer = layer;
+        e.rank = rank;
+        if (phase == MZ_PHASE_REPLICA_REDUCE && e.work == MZ_WORK_COMBINE) {
+            e.work = MZ_WORK_ADD;
+            e.cols *= e.more;
+            e.more = 0;
+        } else if (e.work == MZ_WORK_COMBINE) {
+            e.rows = 0;
+        }
+        if (phase != MZ_PHASE_OPTIMIZER || e.work != MZ_WORK_CONVERT)
+            add(&c->all, e);
+    }
+    c->pending.count = 0;
+    return MZ_OK;
+}
+
+static void count_on(counting *c, mz_kernels *k) {
+    *c = (counting){.ops = *k->ops, .real = k->ops};
+    c->ops.copy = copy;
+    c->ops.zero = zero;
+    c->ops.convert = convert;
+    c->ops.row_norms = row_norms;
+    c->ops.score_pairs = score_pairs;
+    c->ops.group_pairs = group_pairs;
+    c->ops.select_pairs = select_pairs;
+    c->ops.arrange = arrange;
+    c->ops.invert = invert;
+    c->ops.pack_rows = pack_rows;
+    c->ops.unpack_rows = unpack_rows;
+    c->ops.combine_rows = combine_rows;
+    c->ops.grouped_gemm = grouped_gemm;
+    c->ops.expert_up_forward = expert_up;
+    c->ops.swiglu_backward = swiglu_backward;
+    c->ops.update_step = update_step;
+    k->ops = &c->ops;
+}
+
+static void run_engine(scene *s, counting *c) {
+    machine m;
+    machine_open(&m, s, 1);
+    count_on(c, m.kernels);
+    machine_engine(&m, s);
+    c->engine = m.engine;
+    c->update = mz_work_update(s->optimizer.rule);
+    mz_engine_set_notice(m.engine, done, c);
+    assert_ok(scene_run(s, m.engine, &m.err), &m.err);
+    const mz_plan *plans[SCENE_LAYERS];
+    for (int32_t l = 0; l < SCENE_LAYERS; l++)
+        plans[l] = s->at[l].plan;
+    assert_ok(mz_engine_update(m.engine, plans, &m.err), &m.err);
+    c->engine = NULL;
+    m.kernels->ops = c->real;
+    machine_close(&m);
+    free(c->pending.entry);
+}
+
+/* ---- what the simulator charges ----------------------------------------------------------------
+ */
+
+static void charged(void *self, const mz_step_charge *c) {
+    mz_step_charge e = *c;
+    if (e.work == MZ_WORK_COMBINE)
+        e.rows = 0;
+    add(self, e);
+}
+
+static void make_model(tiny *t, const scene *s) {
+    const scene_options *o = &s->o;
+    mz_model *m = &t->model;
+    tiny_make(t, o->ranks, o->ranks, "mm");
+    m->hidden = o->hidden;
+    m->expert_intermediate = o->intermediate;
+    m->experts = o->experts;
+    m->top_k = o->k;
+    m->tensors = 0;
+    for (int32_t l = 0; l < SCENE_LAYERS; l++)
+        for (int k = 0; k < 2; k++)
+            t->tensor[m->tensors++] = (mz_tensor){.name = "experts",
+                                                  .rows = k == 0 ? 2 * o->intermediate : o->hidden,
+                                                  .cols = k == 0 ? o->hidden : o->intermediate,
+                                                  .count = o->experts,
+                                                  .layer = l,
+                                                  .tier = MZ_TIER_EXPERT,
+                                                  .bytes_per_value = 2,
+                                                  .trainable = true};
+    t->cluster.gpus = 1;
+    t->cluster.ranks_per_device = o->ranks;
+    memset(t->device, 0, sizeof t->device);
+    t->options.scope = MZ_SCOPE_LAYERS;
+    t->options.optimizer = &s->optimizer;
+    t->options.effects = (mz_step_effects){.other_work = true, .recompute_exchange = true};
+}
+
+static void run_model(scene *s, ledger *l) {
+    tiny t;
+    mz_step *step;
+    mz_step_outcome o;
+    mz_err err;
+    int64_t tokens[TINY_RANKS];
+    mz_policy_traits traits = *s->job.traits;
+    traits.route_plans = false; /* what planning takes is not looked at */
+    make_model(&t, s);
+    for (int32_t r = 0; r < s->o.ranks; r++)
+        tokens[r] = s->token_begin[r + 1] - s->token_begin[r];
+    const mz_step_head head = {3, 1, SCENE_LAYERS, tokens};
+    assert_ok(mz_step_create(&t.model, &t.cluster, &t.options, "static", &traits, &step, &err),
+              &err);
+    mz_step_watch(step, charged, l);
+    assert_ok(mz_step_begin(step, &head, &err), &err);
+    for (int32_t i = 0; i < SCENE_LAYERS; i++)
+        assert_ok(
+            mz_step_add_call(step, 0, 0, i, s->load[i], &s->at[i].call.pairs, s->at[i].plan, &err),
+            &err);
+    assert_ok(mz_step_finish(step, &o, &err), &err);
+    mz_step_free(&step);
+    tiny_free(&t);
+}
+
+/* ---- entry by entry ----------------------------------------------------------------------------
+ */
+
+static int by_sizes(const void *a, const void *b) {
+    const mz_step_charge *x = a, *y = b;
+    const int64_t of_x[] = {x->phase, x->layer, x->rank, x->work, x->rows, x->cols, x->more};
+    const int64_t of_y[] = {y->phase, y->layer, y->rank, y->work, y->rows, y->cols, y->more};
+    for (int i = 0; i < 7; i++)
+        if (of_x[i] != of_y[i])
+            return of_x[i] < of_y[i] ? -1 : 1;
+    return 0;
+}
+
+static bool same_place(const mz_step_charge *a, const mz_step_charge *b) {
+    return a->work == b->work && a->phase == b->phase && a->layer == b->layer && a->rank == b->rank;
+}
+
+/* Sorts, and adds up the copies of each rank and phase, messages and bytes; and what a rank's
+ * norms and updates read, which the engine does for slots side by side in one. */
+static void settle(ledger *l) {
+    size_t n = 0;
+    qsort(l->entry, l->count, sizeof *l->entry, by_sizes);
+    for (size_t i = 0; i < l->count; i++) {
+        mz_step_charge *last = n > 0 ? &l->entry[n - 1] : NULL, e = l->entry[i];
+        if (e.phase == MZ_PHASE_OPTIMIZER) {
+            e.cols *= e.rows;
+            e.rows = 1;
+        }
+        if (last && same_place(last, &e) &&
+            (e.work == MZ_WORK_COPY || e.phase == MZ_PHASE_OPTIMIZER)) {
+            last->rows += e.phase == MZ_PHASE_OPTIMIZER ? 0 : e.rows;
+            last->cols += e.cols;
+        } else {
+            l->entry[n++] = e;
+        }
+    }
+    l->count = n;
+}
+
+static void complain(const char *policy, const char *what, const mz_step_charge *e) {
+    print_message("%s: %s: %s of layer %d, rank %d: %s %lld x %lld, %lld\n", policy, what,
+                  mz_phase_name(e->phase), e->layer, e->rank, mz_work_name(e->work),
+                  (long long)e->rows, (long long)e->cols, (long long)e->more);
+}
+
+static int differences(const char *policy, const ledger *ran_by, const ledger *charged_by,
+                       bool (*counts)(mz_phase phase)) {
+    size_t i = 0, k = 0;
+    int wrong = 0;
+    while (i < ran_by->count || k < charged_by->count) {
+        const mz_step_charge *a = i < ran_by->count ? &ran_by->entry[i] : NULL;
+        const mz_step_charge *b = k < charged_by->count ? &charged_by->entry[k] : NULL;
+        const int order = !a ? 1 : !b ? -1 : by_sizes(a, b);
+        i += order <= 0;
+        k += order >= 0;
+        if (order == 0 || !counts((order < 0 ? a : b)->phase))
+            continue;
+        complain(policy, order < 0 ? "runs, not charged" : "charged, does not run",
+                 order < 0 ? a : b);
+        wrong++;
+    }
+    return wrong;
+}
+
+static bool every_phase(mz_phase phase) {
+    return true;
+}
+
+/* Saved activations where experts have several instances: which kept pairs lie where follows from
+ * scores, and the simulator takes them to be spread evenly. */
+static bool certain_phase(mz_phase phase) {
+    return phase != MZ_PHASE_BACKWARD_DISPATCH && phase != MZ_PHASE_BACKWARD_PACK &&
+           phase != MZ_PHASE_BACKWARD_EXPERTS && phase != MZ_PHASE_BACKWARD_COMBINE;
+}
+
+static int64_t entries_of(const ledger *l, mz_phase phase) {
+    int64_t n = 0;
+    for (size_t i = 0; i < l->count; i++)
+        n += l->entry[i].phase == phase;
+    return n;
+}
+
+static void compare(const char *policy, const char *optimizer, uint64_t seed,
+                    bool (*counts)(mz_phase phase)) {
+    const scene_options o = scene_usual(policy, MZ_BF16);
+    scene s;
+    mz_err err;
+    counting engine;
+    ledger model = {0};
+    scene_open(&s, &o, seed);
+    assert_ok(mz_optimizer_parse(optimizer, &s.optimizer, &err), &err);
+    run_engine(&s, &engine);
+    run_model(&s, &model);
+    settle(&engine.all);
+    settle(&model);
+    assert_true(engine.all.count > 100);
+    if (s.policy[0].traits.slots > s.o.experts / s.o.ranks)
+        assert_true(entries_of(&engine.all, MZ_PHASE_REPLICA_REDUCE) > 0);
+    const int wrong = differences(policy, &engine.all, &model, counts);
+    free(engine.all.entry);
+    free(model.entry);
+    scene_close(&s);
+    assert_int_equal(wrong, 0);
+}
+
+static void both_optimizers(const char *policy, bool (*counts)(mz_phase phase)) {
+    for (uint64_t seed = 1; seed <= 3; seed++) {
+        compare(policy, "adamw", seed, counts);
+        compare(policy, "skewadam", seed, counts);
+    }
+}
+
+static void fixed_mains(void **state) {
+    both_optimizers("static", every_phase);
+}
+
+static void padded_buffers(void **state) {
+    both_optimizers("capacity[cf=0.8,min_cap=1]", every_phase);
+    both_optimizers("capacity[cf=0.8,min_cap=1,drop=position]", every_phase);
+    both_optimizers("capacity[drop=none]", every_phase);
+}
+
+static void replicas_of_a_call(void **state) {
+    both_optimizers("ultraep", every_phase);
+    both_optimizers("fastermoe", every_phase);
+    both_optimizers("llep", every_phase);
+    both_optimizers("topoep[chunks=1]", every_phase);
+}
+
+static void a_cut_optimizer(void **state) {
+    for (uint64_t seed = 1; seed <= 3; seed++)
+        compare("symi[cf=0.9]", "adamw", seed, every_phase);
+}
+
+/* Not those whose rings name hosts by rank: the engine's begin at the first instance, so another
+ * host adds a chunk that may be a row longer. */
+static void placements_that_last(void **state) {
+    both_optimizers("eplb", every_phase);
+    both_optimizers("lplb", every_phase);
+}
+
+static void quotas(void **state) {
+    both_optimizers("lrmoe[keep=0.5,placement=static]", every_phase);
+    both_optimizers("lrmoe[keep=0.5,activations=resend]", every_phase);
+    both_optimizers("lrmoe[keep=0.5]", certain_phase);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(fixed_mains),          cmocka_unit_test(padded_buffers),
+        cmocka_unit_test(replicas_of_a_call),   cmocka_unit_test(a_cut_optimizer),
+        cmocka_unit_test(placements_that_last), cmocka_unit_test(quotas),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
