@@ -171,9 +171,9 @@ static void list_scheduling(void **state) {
     }
 }
 
-static double end_alone(int64_t sms, const double *length, int tiles, double alone) {
+static double end_alone(int64_t sms, const double *length, int count, double alone) {
     mz_schedule schedule = mz_schedule_start(sms);
-    for (int i = 0; i < tiles; i++)
+    for (int i = 0; i < count; i++)
         mz_schedule_add(&schedule, 1, length[i]);
     return mz_schedule_end_alone(&schedule, alone);
 }
