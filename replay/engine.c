@@ -41,6 +41,9 @@ void engine_charge_shared(mz_engine *e, mz_phase phase, int32_t layer, double st
 }
 
 void engine_untimed(mz_engine *e, double start) {
+    /* What is still under way must not run into what is timed next; an operation that failed is
+     * found by the next one that is waited for. */
+    mz_kernels_sync(e->kernels, 0);
     e->figures.untimed_s += mz_now() - start;
 }
 

@@ -104,10 +104,16 @@ static mz_code run_charged(mz_experts *x, mz_phase phase, int32_t row, mz_err *e
     return code == MZ_OK && lanes > 0 ? engine_exchange(e, phase, row, err) : code;
 }
 
-static mz_code run_uncharged(mz_experts *x, mz_err *err) {
+/* Waiting for others' timed work before it belongs to the phase, so it is over before the clock. */
+static mz_code run_uncharged(mz_experts *x, mz_phase phase, int32_t row, mz_err *err) {
     mz_engine *e = x->e;
-    const double start = engine_start(e);
     mz_code code = MZ_OK;
+    if (e->transport->processes > 1) {
+        const double waits = engine_start(e);
+        code = mz_transport_barrier(e->transport, err);
+        engine_charge_shared(e, phase, row, waits);
+    }
+    const double start = engine_start(e);
     for (int64_t i = 0; code == MZ_OK && i < x->pieces; i++) {
         const experts_piece *p = &x->piece[i];
         if (p->charged < p->bytes)
@@ -125,7 +131,7 @@ static mz_code run_uncharged(mz_experts *x, mz_err *err) {
 mz_code experts_run_pieces(mz_experts *x, mz_phase phase, int32_t row, mz_err *err) {
     mz_code code = run_charged(x, phase, row, err);
     if (code == MZ_OK)
-        code = run_uncharged(x, err);
+        code = run_uncharged(x, phase, row, err);
     for (int64_t i = 0; i < x->paddings; i++)
         mz_heap_give(x->e->heap, &x->padding[i]);
     x->pieces = x->paddings = 0;

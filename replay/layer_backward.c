@@ -189,6 +189,7 @@ static void find_homes(const layer_call *c, const int64_t *place, int64_t first,
     const layer_layout *l = &c->e->shared->forward;
     for (int64_t i = k->expert[e]; i < k->expert[e + 1]; i++) {
         const int64_t index = place[k->pair[i]] - first;
+        k->home[i] = -1;
         for (int64_t j = at; j < end; j++) {
             const layer_block *b = &l->block[l->of_source[j]];
             if (index < b->from || index >= b->from + b->pairs)
@@ -230,6 +231,11 @@ static mz_code locate_kept(const layer_call *c, int32_t rank, kept_pairs *k) {
         find_homes(c, place, r->list_begin[e], e, at, next, k);
         at = next;
     }
+    for (int64_t i = 0; i < n; i++)
+        if (k->home[i] < 0)
+            return mz_fail(c->err, MZ_EINTERNAL,
+                           "layer %d: kept pair %lld of rank %d was in none of its messages",
+                           c->call->layer, (long long)pair[i], rank);
     return MZ_OK;
 }
 

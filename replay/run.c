@@ -5,6 +5,7 @@
 #include "replay/probe.h"
 #include "replay/steps.h"
 #include "common/base/digest.h"
+#include "sim/policy/lrmoe.h"
 
 #include <signal.h>
 #include <stdio.h>
@@ -410,6 +411,8 @@ static mz_code run_step(mz_replay *r, replay_policy *p, const mz_replay_step *st
     const double begun = mz_now(), untimed = mz_engine_figures_of(p->engine).untimed_s;
     if (code == MZ_OK && p->verify)
         code = mz_verify_begin_step(p->verify, ordinal, step->micro_batches, err);
+    if (code == MZ_OK && p->verify && r->transport->processes > 1)
+        code = mz_transport_barrier(r->transport, err);
     p->aside_s += mz_now() - begun - (mz_engine_figures_of(p->engine).untimed_s - untimed);
     for (int32_t b = 0; code == MZ_OK && b < step->micro_batches; b++)
         code = run_micro_batch(r, p, step, b, ordinal, err);
@@ -574,8 +577,23 @@ static void release(mz_replay *r, int from, int to) {
     r->reserved = bytes > r->reserved ? bytes : r->reserved;
 }
 
+/* What of a policy's backward is not done as it is meant. */
+static void warn_of_limits(const mz_replay *r, mz_app *app) {
+    for (int i = 0; r->transport->process == 0 && i < r->policies; i++) {
+        const mz_policy_traits *t = mz_planner_traits(r->policy[i].planner);
+        if (t->score_home_bytes > 0)
+            mz_warn(&app->log,
+                    "policy %s: scores do not travel to the experts here; sources keep as many "
+                    "pairs as the plan says",
+                    r->policy[i].text);
+        if (t->lossy && t->score_kind == MZ_SCORE_SAMPLE)
+            mz_warn(&app->log, "policy %s: pairs are selected, not drawn", r->policy[i].text);
+    }
+}
+
 mz_code mz_replay_run(mz_replay *r, const mz_replay_window *window, mz_app *app, mz_err *err) {
     r->stop = app->stop;
+    warn_of_limits(r, app);
     mz_code code = choose_order(r, err);
     const int batch = r->side_by_side ? r->policies : 1;
     const int64_t passes = window->steps * r->options.repeat + r->options.warmup;

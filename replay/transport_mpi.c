@@ -5,7 +5,9 @@
 #include "common/base/arena.h"
 #include "common/base/log.h"
 
+#include <math.h>
 #include <sched.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -306,7 +308,9 @@ void mpi_link_close(mz_transport *t, mpi_link *l) {
     mz_err ignored;
     if (!l->open || l->broken)
         return;
-    /* Finalize waits for everybody without a deadline. */
+    /* Process 0 may still write the result, however long that takes; Finalize has no deadline, so a
+     * barrier that an interrupt can end comes before it. */
+    t->timeout_s = INFINITY;
     if (l->count && mpi_link_gather(t, l, NULL, 0, NULL, &ignored) != MZ_OK) {
         mpi_link_end_others(l);
         return;
@@ -322,6 +326,7 @@ void mpi_link_close(mz_transport *t, mpi_link *l) {
 
 static void end_world(int status, void *unused) {
     (void)unused;
+    fflush(NULL); /* MPI_Abort leaves no time for what was said last */
     MPI_Abort(MPI_COMM_WORLD, status ? status : MZ_EINTERNAL);
 }
 
