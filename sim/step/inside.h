@@ -302,6 +302,7 @@ struct mz_step {
     int32_t *depth;    /* [experts][ep] of a phase's moves: the longest way to the rank */
     int32_t *in, *out; /* [experts][ep] moves to, from the rank */
     int64_t *done;     /* [experts] values of a part that are there */
+    bool *ring;        /* [experts] do its moves go round? */
     mz_step_charged charged;
     void *charged_self;
     int64_t *of_expert, *kept_of_expert; /* [ep] by source, while a call is condensed */

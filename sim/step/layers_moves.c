@@ -28,7 +28,8 @@ mz_code layers_create_moves(mz_step *s, mz_err *err) {
     s->in = MZ_NEW(a, int32_t, cells);
     s->out = MZ_NEW(a, int32_t, cells);
     s->done = MZ_NEW(a, int64_t, s->model->experts);
-    return s->depth && s->in && s->out && s->done ? MZ_OK : mz_fail_nomem(err, "a step");
+    s->ring = MZ_NEW(a, bool, s->model->experts);
+    return s->depth && s->in && s->out && s->done && s->ring ? MZ_OK : mz_fail_nomem(err, "a step");
 }
 
 /* Where an optimizer is cut over the group: values [begin, end) of an expert are the rank's; parts
@@ -79,7 +80,8 @@ static bool between_two(const mz_move *m) {
     return m->src != MZ_EVERY_RANK && m->dst != MZ_EVERY_RANK;
 }
 
-/* Fills s->in and s->out. */
+/* Fills s->in, s->out, and s->ring: where nobody ends the way of an expert's moves, every receiver
+ * sends. */
 static int64_t count_moves(const move_set *x) {
     mz_step *s = x->s;
     const size_t cells = (size_t)s->model->experts * (size_t)s->ep;
@@ -87,22 +89,17 @@ static int64_t count_moves(const move_set *x) {
     int64_t n = 0;
     memset(s->in, 0, sizeof *s->in * cells);
     memset(s->out, 0, sizeof *s->out * cells);
+    for (int32_t e = 0; e < s->model->experts; e++)
+        s->ring[e] = !per_call(s);
     for (int64_t i = 0; (m = next_move(x, &i)); n++)
         if (between_two(m)) {
             s->in[cell(s, m, m->dst)]++;
             s->out[cell(s, m, m->src)]++;
         }
+    for (int64_t i = 0; (m = next_move(x, &i));)
+        if (between_two(m) && s->out[cell(s, m, m->dst)] == 0)
+            s->ring[m->expert] = false;
     return n;
-}
-
-/* Where nobody ends the way it is a ring: every receiver sends. After count_moves. */
-static bool in_ring(const move_set *x, const mz_move *of) {
-    const mz_step *s = x->s;
-    const mz_move *m;
-    for (int64_t i = 0; !per_call(s) && (m = next_move(x, &i));)
-        if (m->expert == of->expert && between_two(m) && s->out[cell(s, m, m->dst)] == 0)
-            return false;
-    return !per_call(s);
 }
 
 /* s->depth of ranks in trees; returns the deepest. */
@@ -115,7 +112,7 @@ static int32_t order_waves(const move_set *x) {
     for (int32_t pass = 0; more && pass <= s->ep; pass++) {
         more = false;
         for (int64_t i = 0; (m = next_move(x, &i));) {
-            if (!between_two(m) || in_ring(x, m))
+            if (!between_two(m) || s->ring[m->expert])
                 continue;
             int32_t *to = &s->depth[cell(s, m, m->dst)];
             const int32_t deep = s->depth[cell(s, m, m->src)] + 1;
@@ -279,7 +276,7 @@ static int64_t each_ring(const move_set *x, ring_part part) {
     int64_t rings = 0;
     int32_t done = -1;
     for (int64_t i = 0; (m = next_move(x, &i));) {
-        if (m->expert <= done || !between_two(m) || !in_ring(x, m))
+        if (m->expert <= done || !between_two(m) || !s->ring[m->expert])
             continue;
         int32_t hosts = 0;
         for (int32_t r = 0; r < s->ep; r++)
