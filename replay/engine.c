@@ -276,6 +276,11 @@ static mz_code check_call(const mz_engine *e, const mz_replay_call *call, const 
                        "a job of %d layers, %d ranks, %d experts, %d instances",
                        call->layer, call->load.sources, call->load.experts,
                        plan->begin[plan->experts], j->layers, j->ranks, j->experts, j->instances);
+    if (j->traits->strided_pairs && plan->has_backward)
+        return mz_fail(err, MZ_EINTERNAL,
+                       "layer %d: which pairs stay is not found again where pairs are dealt in "
+                       "strides: such policies go with a full backward",
+                       call->layer);
     for (int32_t r = 0; r < j->ranks; r++) {
         const int64_t n = call->pairs.pair_begin[r + 1] - call->pairs.pair_begin[r];
         if (n != call->load.source[r])

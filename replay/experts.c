@@ -655,11 +655,6 @@ mz_code mz_experts_forward(mz_experts *x, const mz_replay_call *call, const mz_p
     return code == MZ_OK ? point_all(x, call->layer, plan, false, err) : code;
 }
 
-void mz_experts_end_forward(mz_experts *x, const mz_replay_call *call) {
-    (void)x;
-    (void)call;
-}
-
 /* Does the plan reduce this call's gradients by themselves? Then only the first instances add up
  * those of several calls. */
 static bool reduced_per_call(const mz_plan *plan) {

@@ -57,8 +57,6 @@ mz_code mz_experts_begin_step(mz_experts *experts, mz_err *err); /* gradients to
 mz_code mz_experts_forward(mz_experts *experts, const mz_replay_call *call, const mz_plan *plan,
                            mz_err *err);
 const mz_expert_groups *mz_experts_groups(const mz_experts *experts, int32_t rank);
-/* After the forward of a call: buffers that do not stay until its backward are given back. */
-void mz_experts_end_forward(mz_experts *experts, const mz_replay_call *call);
 /* Moves of MZ_MOVE_BACKWARD (weights again where slots are shared), gradient buffers, pointers. */
 mz_code mz_experts_backward(mz_experts *experts, const mz_replay_call *call, const mz_plan *plan,
                             mz_err *err);

@@ -97,6 +97,7 @@ struct mz_experts {
     experts_piece *piece;
     size_t piece_cap;
     int64_t pieces;
+    bool uncharged;     /* some piece of any process is, in part */
     mz_buffer *padding; /* of pieces without content */
     size_t padding_cap;
     int64_t paddings;
@@ -188,6 +189,8 @@ mz_code experts_add_padding(mz_experts *x, int32_t from, int32_t to, int64_t byt
 /* Runs all pieces, the charged ones as `phase` of `row` (a layer, or the whole step's), and empties
  * the list. */
 mz_code experts_run_pieces(mz_experts *x, mz_phase phase, int32_t row, mz_err *err);
+/* The same of pieces that are all uncharged: no phase sees it. */
+mz_code experts_run_uncharged(mz_experts *x, mz_err *err);
 /* Both matrices of a contiguous [3HI]. */
 static inline void experts_parts(const mz_experts *x, char *base, int64_t value_bytes,
                                  char *part[EXPERTS_MATRICES]) {

@@ -9,6 +9,7 @@
 
 mz_code experts_add_piece(mz_experts *x, int32_t from, int32_t to, const char *send, char *receive,
                           int64_t bytes, int64_t *budget, mz_err *err) {
+    x->uncharged = x->uncharged || (bytes > 0 && bytes > *budget);
     if (bytes <= 0 || (!experts_local(x, from) && !experts_local(x, to))) {
         *budget -= bytes < *budget ? bytes : *budget;
         return MZ_OK;
@@ -104,15 +105,28 @@ static mz_code run_charged(mz_experts *x, mz_phase phase, int32_t row, mz_err *e
     return code == MZ_OK && lanes > 0 ? engine_exchange(e, phase, row, err) : code;
 }
 
-/* Waiting for others' timed work before it belongs to the phase, so it is over before the clock. */
-static mz_code run_uncharged(mz_experts *x, mz_phase phase, int32_t row, mz_err *err) {
+/* Waiting for others' timed work before what is uncharged belongs to the phase: it is over before
+ * the clock stands still. */
+static mz_code wait_charged(mz_experts *x, mz_phase phase, int32_t row, mz_err *err) {
+    mz_engine *e = x->e;
+    if (!x->uncharged || e->transport->processes == 1)
+        return MZ_OK;
+    const double start = engine_start(e);
+    const mz_code code = mz_transport_barrier(e->transport, err);
+    engine_charge_shared(e, phase, row, start);
+    return code;
+}
+
+static void drop_pieces(mz_experts *x) {
+    for (int64_t i = 0; i < x->paddings; i++)
+        mz_heap_give(x->e->heap, &x->padding[i]);
+    x->pieces = x->paddings = 0;
+    x->uncharged = false;
+}
+
+mz_code experts_run_uncharged(mz_experts *x, mz_err *err) {
     mz_engine *e = x->e;
     mz_code code = MZ_OK;
-    if (e->transport->processes > 1) {
-        const double waits = engine_start(e);
-        code = mz_transport_barrier(e->transport, err);
-        engine_charge_shared(e, phase, row, waits);
-    }
     const double start = engine_start(e);
     for (int64_t i = 0; code == MZ_OK && i < x->pieces; i++) {
         const experts_piece *p = &x->piece[i];
@@ -125,16 +139,17 @@ static mz_code run_uncharged(mz_experts *x, mz_phase phase, int32_t row, mz_err 
         code = mz_transport_exchange(e->transport, e->lanes.lane, e->lanes.count, NULL, err);
     e->lanes.count = 0;
     engine_untimed(e, start);
+    drop_pieces(x);
     return code;
 }
 
 mz_code experts_run_pieces(mz_experts *x, mz_phase phase, int32_t row, mz_err *err) {
     mz_code code = run_charged(x, phase, row, err);
     if (code == MZ_OK)
-        code = run_uncharged(x, phase, row, err);
-    for (int64_t i = 0; i < x->paddings; i++)
-        mz_heap_give(x->e->heap, &x->padding[i]);
-    x->pieces = x->paddings = 0;
+        code = wait_charged(x, phase, row, err);
+    if (code == MZ_OK)
+        return experts_run_uncharged(x, err);
+    drop_pieces(x);
     return code;
 }
 

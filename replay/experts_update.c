@@ -365,7 +365,7 @@ static mz_code collect_expert(mz_experts *x, int32_t layer, int32_t expert, bool
                                      &none, err);
         }
     }
-    return code == MZ_OK ? experts_run_pieces(x, MZ_PHASE_WEIGHT_MOVE, layer, err) : code;
+    return code == MZ_OK ? experts_run_uncharged(x, err) : code;
 }
 
 mz_code mz_experts_read(mz_experts *x, int32_t layer, int32_t expert, bool gradient, float *value,

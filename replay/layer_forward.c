@@ -52,7 +52,11 @@ static mz_code exchange_counts(const layer_call *c) {
     if (code == MZ_OK)
         code = engine_gather(e, mine, sizeof *mine * (size_t)E, all, MZ_PHASE_COUNT_EXCHANGE,
                              c->call->layer, start, c->err);
-    return code == MZ_OK ? check_counts(c, all) : code;
+    const double checked = engine_start(e);
+    if (code == MZ_OK)
+        code = check_counts(c, all);
+    engine_untimed(e, checked);
+    return code;
 }
 
 /* ---- pack, dispatch, products
@@ -276,7 +280,5 @@ mz_code layer_forward(layer_call *c) {
         code = layer_each_untimed(c, watch_part);
     layer_give_each(c, CALL_POSITION);
     layer_give_each(c, CALL_OUTPUT);
-    if (code == MZ_OK)
-        mz_experts_end_forward(e->experts, call);
     return code;
 }

@@ -173,10 +173,6 @@ const mz_expert_groups *mz_experts_groups(const mz_experts *x, int32_t rank) {
     return &x->rank[rank - x->e->first].groups;
 }
 
-void mz_experts_end_forward(mz_experts *x, const mz_replay_call *call) {
-    drop_call(x);
-}
-
 mz_code mz_experts_backward(mz_experts *x, const mz_replay_call *call, const mz_plan *plan,
                             mz_err *err) {
     return point_all(x, call, plan, true);

@@ -241,7 +241,6 @@ static mz_code forward(bench *b, int32_t step, int32_t micro_batch, int32_t laye
     if (code != MZ_OK)
         return code;
     check_weights(b, layer, "forward");
-    mz_experts_end_forward(b->x, &call);
     return MZ_OK;
 }
 
