@@ -353,6 +353,22 @@ static void wrong_counts_are_told(void **state) {
 }
 
 /* Every allocation fails once: an error that names it, and nothing is left behind. */
+/* Strides deal a source's pairs anew; which of them a quota kept would not be found again. */
+static void strides_and_quotas_are_refused(void **state) {
+    scene s;
+    machine m;
+    const scene_options o = scene_usual("lrmoe[keep=0.5]", MZ_F32);
+    scene_open(&s, &o, 5);
+    mz_policy_traits strided = *s.job.traits;
+    strided.strided_pairs = true;
+    s.job.traits = &strided;
+    machine_open(&m, &s, 1);
+    machine_engine(&m, &s);
+    assert_fails(scene_run(&s, m.engine, &m.err), MZ_EINTERNAL, "strides", &m.err);
+    machine_close(&m);
+    scene_close(&s);
+}
+
 static void short_memory(void **state) {
     static const char *const some[] = {"lrmoe[keep=0.5]", "lrmoe[keep=0.5,activations=resend]",
                                        "capacity[cf=0.8]"};
@@ -489,6 +505,7 @@ int main(void) {
         cmocka_unit_test(one_rank),
         cmocka_unit_test(chunks_and_shards_are_refused),
         cmocka_unit_test(wrong_counts_are_told),
+        cmocka_unit_test(strides_and_quotas_are_refused),
         cmocka_unit_test(short_memory),
         cmocka_unit_test(notices),
         cmocka_unit_test(times),
