@@ -103,13 +103,14 @@ static mz_fit *fit_of(calibration *c, int kind) {
     return kind >= MZ_WORKS ? &c->beside[kind - MZ_WORKS] : &c->measured->fit[kind];
 }
 
-/* Products of several shapes may be cut into the same tiles: so many at most. */
+/* Products of several shapes may be cut into the same tiles, updates come several times a round: so
+ * many values at most. */
 enum { SHAPES_OF_SAMPLE = 4 };
 
 mz_code calibrate_begin(calibration *c, int kind, int32_t most, mz_err *err) {
-    if (c->round > 0)
-        return MZ_OK;
     mz_fit *fit = fit_of(c, kind);
+    if (fit->sample)
+        return MZ_OK;
     calibrate_series *s = &c->series[kind];
     *fit = (mz_fit){.sample = MZ_NEW(c->arena, mz_fit_sample, most)};
     const int32_t each = SHAPES_OF_SAMPLE * c->options.rounds;
@@ -238,8 +239,13 @@ static mz_code prepare(calibration *c, mz_err *err) {
     return code == MZ_OK ? mz_probe_create(c->kernels, c->transport, &c->probe, err) : code;
 }
 
+/* Updates are few and follow each other closely, so they are spread over a round. */
 static mz_code one_round(calibration *c, mz_err *err) {
-    mz_code code = calibrate_products(c, err);
+    mz_code code = calibrate_updates(c, err);
+    if (code == MZ_OK)
+        code = calibrate_products(c, err);
+    if (code == MZ_OK)
+        code = calibrate_updates(c, err);
     if (code == MZ_OK)
         code = calibrate_rows(c, err);
     if (code == MZ_OK)

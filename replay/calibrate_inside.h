@@ -51,7 +51,7 @@ typedef mz_kstatus (*calibrate_run)(calibration *c, const void *sizes, char *in,
 mz_code calibrate_time(calibration *c, calibrate_run bind, calibrate_run run, const void *sizes,
                        int64_t in_bytes, int64_t out_bytes, double *seconds, mz_err *err);
 
-/* Room for `most` samples of a kind, in the first round. kind: of mz_work, or CALIBRATE_... */
+/* Room for `most` samples of a kind, the first time. kind: of mz_work, or CALIBRATE_... */
 mz_code calibrate_begin(calibration *c, int kind, int32_t most, mz_err *err);
 /* A round's time of the sample of these sizes. */
 void calibrate_add(calibration *c, int kind, double a, double b, double bytes, double seconds);
