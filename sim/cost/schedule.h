@@ -20,9 +20,9 @@ mz_schedule mz_schedule_start(int64_t sms);
 void mz_schedule_add(mz_schedule *schedule, int64_t tiles, double length);
 /* When the last SM is done. */
 double mz_schedule_end(const mz_schedule *schedule);
-/* The same where an SM runs faster while others idle: lengths are those of tiles while all are busy;
- * with a of S busy a tile takes 1 / (1 + (1 / alone - 1) (S - a) / (S - 1)) of its length, so `alone`
- * of it on the last one (0 < alone <= 1). */
+/* The same where an SM runs faster while others idle: lengths are those of tiles while all are
+ * busy; with a of S busy a tile takes 1 / (1 + (1 / alone - 1) (S - a) / (S - 1)) of its length, so
+ * `alone` of it on the last one (0 < alone <= 1). */
 double mz_schedule_end_alone(const mz_schedule *schedule, double alone);
 
 #endif
