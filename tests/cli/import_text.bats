@@ -71,6 +71,19 @@ note() { "$python" -c 'import h5py, sys; print(h5py.File("t.h5")["run"].attrs["i
     bad "pass --layer-offsets" router_trace_rank?.jsonl --experts 8
 }
 
+@test "Megatron router trace: a rank that begins after the first step" {
+    line() { echo "{\"step\":$1,\"stage\":\"pre_dispatch\",\"block\":\"decoder\",\"layer\":$2,\"rank\":$3," \
+        "\"num_tokens\":1,\"topk\":2,\"top_indices\":[[0,$4]]}"; }
+    { line 2 0 0 3; line 2 1 0 4; } >router_trace_rank0.jsonl
+    { line 1 0 1 5; line 1 1 1 6; line 2 0 1 7; line 2 1 1 1; } >router_trace_rank1.jsonl
+    run "$mizan" trace import router_trace_rank?.jsonl --experts 8 -o t.h5
+    [ "$status" -eq 0 ]
+    [[ $output == *"6 calls, 3 tokens, 12 pairs"* ]]
+    { line 1 2 1 5; line 1 3 1 6; } >router_trace_rank2.jsonl
+    sed -i 's/"rank":1/"rank":2/' router_trace_rank2.jsonl
+    bad "router_trace_rank1.jsonl and router_trace_rank2.jsonl record different layers" router_trace_rank?.jsonl --experts 8
+}
+
 @test "Megatron router trace with logits" {
     make megatron_router_logits
     bad "pass --scores softmax-chosen" router_trace_rank?.jsonl

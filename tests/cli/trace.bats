@@ -205,3 +205,15 @@ import json, sys
 value = json.load(sys.stdin)["mean"]["call_rank_max_over_mean"]
 assert abs(value - 1.7287845) < 1e-6, value'
 }
+
+@test "synth and import find an output that cannot be written before they read their input" {
+    for command in "synth --like nowhere.h5" "import nowhere.jsonl"; do
+        run "$mizan" trace $command -o missing/x.h5
+        [ "$status" -eq 2 ]
+        [[ $output == *"missing/x.h5: cannot write"* ]]
+        run "$mizan" trace $command -o x.h5
+        [ "$status" -eq 2 ]
+        [[ $output == *"nowhere"* ]]
+        [ -z "$(ls | grep x.h5)" ]
+    done
+}

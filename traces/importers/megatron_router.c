@@ -234,21 +234,25 @@ static mz_code take_step(router_import *in, int64_t step, mz_err *err) {
     return MZ_OK;
 }
 
-/* The files of one stage must record the same layers; if they do not, stages number from 0. */
+/* The files of one stage must record the same layers; if they do not, stages number from 0. Files
+ * that have no line of the first step say nothing. */
 static mz_code layers_agree(const router_import *in, char **files, mz_err *err) {
-    for (int i = 1; i < in->files && !in->options->layer_offsets; i++) {
-        const router_file *a = &in->file[0], *b = &in->file[i];
+    int first = 0;
+    while (first < in->files && in->file[first].layers == 0)
+        first++;
+    for (int i = first + 1; i < in->files && !in->options->layer_offsets; i++) {
+        const router_file *a = &in->file[first], *b = &in->file[i];
         size_t same = 0;
         for (size_t x = 0; x < a->layers; x++)
             for (size_t y = 0; y < b->layers; y++)
                 same += a->seen[x].layer == b->seen[y].layer;
-        if (same != a->layers || same != b->layers)
+        if (b->layers > 0 && (same != a->layers || same != b->layers))
             return mz_fail(
                 err, MZ_EINPUT,
                 "%s and %s record different layers: with pipeline parallelism every "
                 "stage numbers its layers from 0: pass --layer-offsets RANK:N,... (add N "
                 "to the layers of ranks from RANK on; 0:0 if the numbers are right)",
-                files[0], files[i]);
+                files[first], files[i]);
     }
     return MZ_OK;
 }
