@@ -160,6 +160,11 @@ static void judge_steps(check_result *r) {
         sum += error;
         worst = error > fabs(r->policy[worst].step.error) ? i : worst;
     }
+    for (int i = 0; i < r->policies; i++) {
+        const double error = fabs(r->policy[i].at_speed);
+        r->mean_at_speed += error / r->policies;
+        r->worst_at_speed = fmax(r->worst_at_speed, error);
+    }
     r->mean_error = sum / r->policies;
     r->worst_error = fabs(r->policy[worst].step.error);
     check_target *t =
@@ -309,6 +314,12 @@ void check_judge(check_result *r) {
         snprintf(r->verdict, sizeof r->verdict,
                  "machine too noisy: the same policy differs by %.2f %%, 1.5 %% are allowed",
                  r->noise * 100);
+    else if (!r->passed && fabs(r->speed - 1) > CHECK_SPEED &&
+             fmax(r->mean_error - CHECK_MEAN, r->worst_error - CHECK_WORST) > 0)
+        snprintf(r->verdict, sizeof r->verdict,
+                 "fail: %d of %d targets are missed, on a machine at %.3f of its calibrated speed "
+                 "(calibrate again)",
+                 missed, r->targets, r->speed);
     else if (r->passed)
         snprintf(r->verdict, sizeof r->verdict, "pass: all %d targets are met", r->targets);
     else

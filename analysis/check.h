@@ -9,6 +9,11 @@
  * runs of the same policy lie apart; where none was run twice, two halves of one, which has the
  * machine's drift in it. Both sides have the same steps of the window.
  *
+ * Speed: the probe's seconds while the machine was calibrated over their median in the measurement
+ * (replay/probe.h), 1 where either was not probed. A shared machine that runs at 0.95 of it makes
+ * every prediction 5 % too short, so each error stands a second time at the calibrated speed. What
+ * is judged is the error as it is; where that fails and the speed was another, the verdict says so.
+ *
  * A phase's time is its busy time summed over ranks and layers, so that a machine which runs its
  * ranks one after another spends it all; planning, which stands at every rank of a process, counts
  * once per process. Waiting (launch_wait) is shown and is no work: it is in no share, layer or
@@ -29,6 +34,7 @@
 #define CHECK_MEMORY 0.01 /* of peak memory */
 #define CHECK_APART 0.03  /* policies whose times differ by more have an order */
 #define CHECK_NOISE 0.015 /* of the same policy repeated */
+#define CHECK_SPEED 0.015 /* of the machine since its calibration */
 #define CHECK_BYTES 0.01  /* of each kind of traffic */
 enum { CHECK_RECORDS = 15, CHECK_TRAFFIC = 5 };
 extern const char *const check_traffic[CHECK_TRAFFIC]; /* their keys in a result */
@@ -45,6 +51,7 @@ typedef struct check_policy {
     int64_t records;              /* of all runs of this policy */
     double *ratio;                /* [records] measured over predicted, in order: to be drawn */
     check_value step;
+    double at_speed;  /* the step's error at the calibrated speed */
     double low, high; /* 95 % of the measured time, s; NaN below CHECK_RECORDS */
     double noise;     /* of repetition; NaN: no step was measured twice */
     bool repeated;    /* noise is of two runs, else of the halves of one */
@@ -95,6 +102,8 @@ typedef struct check_result {
     check_pair *pair;
     check_rule rule[CHECK_RULES];
     double mean_error, worst_error, noise;
+    bool probed;
+    double speed, mean_at_speed, worst_at_speed; /* errors at the calibrated speed */
     check_target target[CHECK_TARGETS_MOST];
     int targets;
     bool noisy, passed;

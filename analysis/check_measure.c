@@ -299,6 +299,7 @@ static mz_code measure_policy(check_result *r, check_policy *p, mz_err *err) {
     if (!value || !p->ratio)
         return mz_fail_nomem(err, "the records of a policy");
     p->step = compare(r, p, step_time, 0, value);
+    p->at_speed = (1 + p->step.error) / r->speed - 1;
     for (int k = 0; k < MZ_PHASES; k++) {
         p->phase[k] = compare(r, p, phase_time, k, value);
         all += k == MZ_PHASE_LAUNCH_WAIT ? 0 : p->phase[k].measured;
@@ -313,13 +314,35 @@ static mz_code measure_policy(check_result *r, check_policy *p, mz_err *err) {
     return code == MZ_OK ? note_places(r, p, value, err) : code;
 }
 
+/* How fast the machine was, against its calibration: medians of the same probe. */
+static mz_code note_speed(check_result *r, mz_err *err) {
+    const double calibrated = json_number_value(
+        json_object_get(json_object_get(r->predicted->root, "cluster"), "probe_s"));
+    int64_t n = 0, all = 0;
+    r->speed = 1;
+    for (int i = 0; i < r->measured->runs; i++)
+        all += r->measured->run[i].probe_s ? r->measured->run[i].steps : 0;
+    if (all == 0 || !(calibrated > 0))
+        return MZ_OK;
+    double *value = MZ_NEW(&r->arena, double, all);
+    if (!value)
+        return mz_fail_nomem(err, "the probes of a measurement");
+    for (int i = 0; i < r->measured->runs; i++)
+        for (int64_t k = 0; r->measured->run[i].probe_s && k < r->measured->run[i].steps; k++)
+            value[n++] = r->measured->run[i].probe_s[k];
+    qsort(value, (size_t)n, sizeof *value, by_value);
+    r->probed = value[n / 2] > 0;
+    r->speed = r->probed ? calibrated / value[n / 2] : 1;
+    return MZ_OK;
+}
+
 /* Policies of the prediction, each once. */
 mz_code check_measure(check_result *r, mz_err *err) {
     const mz_result_file *p = r->predicted;
     r->policy = MZ_NEW(&r->arena, check_policy, p->runs);
     if (!r->policy)
         return mz_fail_nomem(err, "the policies of a check");
-    mz_code code = MZ_OK;
+    mz_code code = note_speed(r, err);
     for (int i = 0; code == MZ_OK && i < p->runs; i++) {
         if (next_run(p, p->run[i].policy, NULL) != &p->run[i])
             continue;

@@ -17,9 +17,10 @@ static void percent(double value, FILE *out) {
 }
 
 static void print_steps(const check_result *r, FILE *out) {
-    fprintf(out, "%-34s %10s %10s %21s %8s %8s %8s %7s\n", "policy", "predicted", "measured",
-            "95 % of it", "error", "peak", "noise", "steps");
-    fprintf(out, "%-34s %10s %10s %21s %8s %8s %8s\n", "", "ms", "ms", "ms", "%", "%", "%");
+    fprintf(out, "%-34s %10s %10s %21s %8s %8s %8s %8s %7s\n", "policy", "predicted", "measured",
+            "95 % of it", "error", "at speed", "peak", "noise", "steps");
+    fprintf(out, "%-34s %10s %10s %21s %8s %8s %8s %8s\n", "", "ms", "ms", "ms", "%", "%", "%",
+            "%");
     for (int i = 0; i < r->policies; i++) {
         const check_policy *p = &r->policy[i];
         fprintf(out, "%-34s %10.4g %10.4g ", p->name, p->step.predicted * 1e3,
@@ -29,6 +30,7 @@ static void print_steps(const check_result *r, FILE *out) {
         else
             fprintf(out, "%21s", "-");
         percent(p->step.error, out);
+        percent(r->probed ? p->at_speed : NAN, out);
         percent(p->peak.error, out);
         percent(p->noise, out);
         fprintf(out, " %7lld\n", (long long)p->records);
@@ -133,6 +135,12 @@ static void print_rules(const check_result *r, FILE *out) {
 void check_print(const check_result *r, FILE *out) {
     print_steps(r, out);
     fputs("error: predicted less measured, over measured\n", out);
+    if (r->probed)
+        fprintf(
+            out,
+            "the machine ran at %.3f of its calibrated speed; at that speed: mean error %.2f %%, "
+            "worst %.2f %%\n",
+            r->speed, r->mean_at_speed * 100, r->worst_at_speed * 100);
     print_phases(r, out);
     print_places(r, out);
     print_memory(r, out);
@@ -196,6 +204,7 @@ static json_t *policy_json(const check_result *r, const check_policy *p, bool *f
     put(o, "records", json_integer(p->records), failed);
     put(o, "step_time_s", value_json(&p->step, failed), failed);
     put(o, "interval_s", json_pack("[o, o]", real(p->low), real(p->high)), failed);
+    put(o, "error_at_speed", real(r->probed ? p->at_speed : NAN), failed);
     put(o, "noise", real(p->noise), failed);
     put(o, "noise_of", json_string(p->repeated ? "two runs" : "halves"), failed);
     put(o, "peak_memory_bytes", value_json(&p->peak, failed), failed);
@@ -261,6 +270,9 @@ json_t *check_json(const check_result *r) {
     put(root, "mean_error", real(r->mean_error), &failed);
     put(root, "worst_error", real(r->worst_error), &failed);
     put(root, "noise", real(r->noise), &failed);
+    put(root, "speed", real(r->probed ? r->speed : NAN), &failed);
+    put(root, "mean_error_at_speed", real(r->probed ? r->mean_at_speed : NAN), &failed);
+    put(root, "worst_error_at_speed", real(r->probed ? r->worst_at_speed : NAN), &failed);
     for (int i = 0; i < r->targets; i++)
         append(targets, target_json(&r->target[i], &failed), &failed);
     put(root, "targets", targets, &failed);

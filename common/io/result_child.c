@@ -85,6 +85,7 @@ static bool say_run(int fd, hid_t group, int32_t run) {
     } list[] = {
         {"step_time_s", H5T_NATIVE_DOUBLE, 1, MZ_RESULT_STEPS},
         {"step_ordinal", H5T_NATIVE_INT64, 1, MZ_RESULT_ORDINAL},
+        {"probe_s", H5T_NATIVE_DOUBLE, 1, MZ_RESULT_PROBE},
         {"rank_busy_s", H5T_NATIVE_DOUBLE, 1, MZ_RESULT_BUSY},
         {"rank_memory_bytes", H5T_NATIVE_INT64, 2, MZ_RESULT_MEMORY},
         {"detail_s", H5T_NATIVE_DOUBLE, 4, MZ_RESULT_DETAIL},

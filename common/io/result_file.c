@@ -103,6 +103,8 @@ static mz_code check_run(reading *r, mz_run_file *run) {
     }
     if (run->step_s && !all_times(run->step_s, run->steps))
         return wrong(r, "step_time_s has a number that is no time");
+    if (run->probe_s && !all_times(run->probe_s, run->steps))
+        return wrong(r, "probe_s is not all times");
     for (int64_t i = 0; run->step_s && i < run->steps; i++)
         if (run->ordinal[i] < 0 || run->ordinal[i] >= run->steps)
             return wrong(r, "step_ordinal names a step that is not there");
@@ -257,6 +259,9 @@ static mz_code take_run_data(conversation *c, const mz_result_block *b, void *da
     case MZ_RESULT_ORDINAL:
         run->ordinal = data;
         return b->size[0] == run->steps ? MZ_OK : wrong(c->r, "step_ordinal does not fit the run");
+    case MZ_RESULT_PROBE:
+        run->probe_s = data;
+        return b->size[0] == run->steps ? MZ_OK : wrong(c->r, "probe_s does not fit the run");
     case MZ_RESULT_BUSY:
         run->rank_busy_s = b->size[0] > 0 ? data : NULL;
         return b->size[0] == 0 || fits_ranks(run, b->size[0])
@@ -401,6 +406,8 @@ static mz_code load_json_run(reading *r, mz_run_file *run) {
         code = list_of(r, list, run->steps, &run->step_s, NULL);
     if (code == MZ_OK && (list = json_object_get(detail, "step_ordinal")))
         code = list_of(r, list, run->steps, NULL, &run->ordinal);
+    if (code == MZ_OK && (list = json_object_get(detail, "probe_s")))
+        code = list_of(r, list, run->steps, &run->probe_s, NULL);
     if (code == MZ_OK && (list = json_object_get(detail, "rank_busy_s"))) {
         if (!fits_ranks(run, (int64_t)json_array_size(list)))
             return wrong(r, "rank_busy_s does not fit the run");

@@ -20,6 +20,7 @@ typedef struct mz_run_file {
     int64_t steps;        /* records */
     double *step_s;       /* [steps], or NULL: JSON without --detail */
     int64_t *ordinal;     /* [steps] which step of the window each record is; with step_s */
+    double *probe_s;      /* [steps] or NULL: the machine's speed before each (replay/probe.h) */
     int32_t ranks;        /* of the following; 0: none is there */
     double *rank_busy_s;  /* [ranks] or NULL */
     int64_t *rank_memory; /* [ranks][MZ_MEM_CATEGORIES] or NULL */

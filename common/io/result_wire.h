@@ -11,6 +11,7 @@ typedef enum mz_result_what {
     MZ_RESULT_JSON,    /* the text */
     MZ_RESULT_STEPS,   /* step_time_s */
     MZ_RESULT_ORDINAL, /* step_ordinal */
+    MZ_RESULT_PROBE,   /* probe_s */
     MZ_RESULT_BUSY,    /* rank_busy_s */
     MZ_RESULT_MEMORY,  /* rank_memory_bytes [ranks][categories] */
     MZ_RESULT_DETAIL,  /* detail_s [steps][layers][ranks][phases] */

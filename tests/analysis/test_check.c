@@ -327,6 +327,34 @@ static void traffic_off(void **state) {
     done(&c);
 }
 
+/* A machine at 0.9 of its speed: every record and probe takes 1 / 0.9. Errors are as they are, and
+ * nothing at the calibrated speed. */
+static void slow_machine(void **state) {
+    made m = measurement_of(&plain);
+    mz_err err;
+    mz_result_file p = make(&plain), q = make(&m);
+    check_result r;
+    json_object_set_new(json_object_get(p.root, "cluster"), "probe_s", json_real(4.5e-3));
+    assert_ok(mz_result_digest(p.root, p.digest, &err), &err);
+    for (int i = 0; i < q.runs; i++) {
+        q.run[i].probe_s = MZ_NEW(&q.arena, double, q.run[i].steps);
+        for (int64_t k = 0; k < q.run[i].steps; k++) {
+            q.run[i].step_s[k] /= 0.9;
+            q.run[i].probe_s[k] = k % 5 == 0 ? 1 : 5e-3; /* now and then a probe is disturbed */
+        }
+    }
+    name(&q, p.digest);
+    assert_ok(check_files(&p, &q, &r, &err), &err);
+    assert_true(r.probed && !r.passed);
+    assert_near(r.speed, 0.9);
+    assert_near(r.mean_error, 0.1);
+    assert_true(r.mean_at_speed < 1e-9 && r.worst_at_speed < 1e-9);
+    assert_non_null(strstr(r.verdict, "0.900 of its calibrated speed"));
+    check_free(&r);
+    mz_result_file_free(&p);
+    mz_result_file_free(&q);
+}
+
 /* One pass says nothing of noise; nor do two halves that share no step. */
 static void not_repeated(void **state) {
     static const char *const missed[] = {"at least 15", "noise"};
@@ -545,23 +573,15 @@ static void output(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(perfect),
-        cmocka_unit_test(one_phase_off),
-        cmocka_unit_test(order_swapped),
-        cmocka_unit_test(simple_rules),
-        cmocka_unit_test(waiting),
-        cmocka_unit_test(noisy),
-        cmocka_unit_test(memory_off),
-        cmocka_unit_test(few_records),
-        cmocka_unit_test(not_fixed_before),
-        cmocka_unit_test(other_files),
-        cmocka_unit_test(traffic_off),
-        cmocka_unit_test(other_machines),
-        cmocka_unit_test(not_repeated),
-        cmocka_unit_test(intervals),
-        cmocka_unit_test(tags),
-        cmocka_unit_test(itself),
-        cmocka_unit_test(output),
+        cmocka_unit_test(perfect),          cmocka_unit_test(one_phase_off),
+        cmocka_unit_test(order_swapped),    cmocka_unit_test(simple_rules),
+        cmocka_unit_test(waiting),          cmocka_unit_test(noisy),
+        cmocka_unit_test(memory_off),       cmocka_unit_test(few_records),
+        cmocka_unit_test(not_fixed_before), cmocka_unit_test(other_files),
+        cmocka_unit_test(traffic_off),      cmocka_unit_test(slow_machine),
+        cmocka_unit_test(other_machines),   cmocka_unit_test(not_repeated),
+        cmocka_unit_test(intervals),        cmocka_unit_test(tags),
+        cmocka_unit_test(itself),           cmocka_unit_test(output),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -143,6 +143,12 @@ EOF2
     fails 2 "--transport pigeon" "${replay[@]}" "${small[@]}" --transport pigeon
     fails 2 "cluster a100-80gb:1x8 has 8 ranks" "${replay[@]}" "${small[@]}" --ranks 4 --cluster a100-80gb:1x8
     fails 2 "a replay cannot do that" "${replay[@]}" "${small[@]}" --policy ideal
+    fails 2 "a replay cannot do that" "${replay[@]}" "${small[@]}" --policy laer
+    fails 2 "nowhere/out.h5" "${replay[@]}" "${small[@]}" -o nowhere/out.h5
+    fails 2 "layers" "${replay[@]}" --layers 99
+    fails 2 "--policy" "${replay[@]}" "${small[@]}" --policy 'static,'
+    MIZAN_REPLAY_FAULT=kill:nowhere:0:0 fails 2 "not kill, hang or corrupt" "${replay[@]}" "${small[@]}"
+    only_files
 }
 
 @test "what is not replayed as it is meant is said in a warning" {
@@ -152,12 +158,6 @@ EOF2
     [[ $stderr == *"lrmoe[keep=0.5,scope=global]: scores do not travel to the experts"* ]]
     [[ $stderr == *"lrmoe[keep=0.5,score=sample]: pairs are selected, not drawn"* ]]
     [[ $stderr != *static* ]]
-    fails 2 "a replay cannot do that" "${replay[@]}" "${small[@]}" --policy laer
-    fails 2 "nowhere/out.h5" "${replay[@]}" "${small[@]}" -o nowhere/out.h5
-    fails 2 "layers" "${replay[@]}" --layers 99
-    fails 2 "--policy" "${replay[@]}" "${small[@]}" --policy 'static,'
-    MIZAN_REPLAY_FAULT=kill:nowhere:0:0 fails 2 "not kill, hang or corrupt" "${replay[@]}" "${small[@]}"
-    only_files
 }
 
 @test "what the machine lacks is one line and exit code 3" {
