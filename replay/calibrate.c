@@ -35,7 +35,7 @@ static char *next_part(const calibration *c, char *pool, int64_t *at, int64_t by
     return part;
 }
 
-static int by_value(const void *a, const void *b) {
+int calibrate_by_value(const void *a, const void *b) {
     const double x = *(const double *)a, y = *(const double *)b;
     return x < y ? -1 : x > y;
 }
@@ -69,7 +69,7 @@ static mz_code time_calls(calibration *c, calibrate_run bind, calibrate_run run,
         if (i >= 0)
             times[i] = mz_now() - start;
     }
-    qsort(times, (size_t)calls, sizeof *times, by_value);
+    qsort(times, (size_t)calls, sizeof *times, calibrate_by_value);
     *seconds = times[calls / 2];
     return MZ_OK;
 }
@@ -139,7 +139,7 @@ void calibrate_add(calibration *c, int kind, double a, double b, double bytes, d
 
 /* Mean without the least and the greatest of three values or more; sorts. */
 static double middle_mean(double *value, int32_t count) {
-    qsort(value, (size_t)count, sizeof *value, by_value);
+    qsort(value, (size_t)count, sizeof *value, calibrate_by_value);
     const int32_t off = count >= 3;
     double sum = 0;
     for (int32_t i = off; i < count - off; i++)
@@ -269,7 +269,7 @@ static mz_code fit_all(calibration *c, mz_wire *wire, mz_err *err) {
     wire->bytes_per_s = message->term[2] > 0 ? 1 / message->term[2] : 1e12;
     calibrate_alone(c);
     if (c->probes > 0) {
-        qsort(c->probed, c->probes, sizeof *c->probed, by_value);
+        qsort(c->probed, c->probes, sizeof *c->probed, calibrate_by_value);
         c->measured->probe_s = c->probed[c->probes / 2];
     }
     return code;

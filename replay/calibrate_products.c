@@ -217,11 +217,6 @@ static mz_code sample_alone(calibration *c, product_sizes *p, mz_err *err) {
     return code;
 }
 
-static int by_value(const void *a, const void *b) {
-    const double x = *(const double *)a, y = *(const double *)b;
-    return x < y ? -1 : x > y;
-}
-
 /* Median over the shapes; a worker alone is not slower. */
 void calibrate_alone(calibration *c) {
     const mz_fit *alone = &c->beside[CALIBRATE_ALONE - MZ_WORKS];
@@ -235,7 +230,7 @@ void calibrate_alone(calibration *c) {
                 fit->sample[k].size[2] == of[2])
                 ratio[n++] = alone->sample[i].seconds / fit->sample[k].seconds;
     }
-    qsort(ratio, (size_t)n, sizeof *ratio, by_value);
+    qsort(ratio, (size_t)n, sizeof *ratio, calibrate_by_value);
     c->measured->alone = n > 0 && ratio[n / 2] < 1 ? ratio[n / 2] : 1;
 }
 

@@ -14,6 +14,7 @@ enum { STEPS = 5, RANKS = 3, LAYERS = 2, CELLS = LAYERS * RANKS * MZ_PHASES };
 static double step_s[STEPS], busy_s[RANKS], detail_s[STEPS * CELLS];
 static int64_t peak[RANKS], memory[RANKS * MZ_MEM_CATEGORIES];
 static const int64_t ordinal[STEPS] = {0, 1, 0, 1, 0};
+static const double probe_s[STEPS] = {0.1, 0.3, 1e-3, 0, 7};
 
 static mz_result make(void) {
     mz_rng rng = mz_rng_make(1, 1);
@@ -40,6 +41,7 @@ static mz_result make(void) {
         run->rank_peak_bytes = peak;
         run->rank_memory_bytes = memory;
         run->step_ordinal = i ? ordinal : NULL;
+        run->probe_s = i ? probe_s : NULL;
         run->detail_layers = LAYERS;
         run->detail_s = detail_s;
         for (int p = 0; p < MZ_PHASES; p++)
@@ -68,6 +70,9 @@ static void check_loaded(const mz_result_file *f) {
         assert_memory_equal(run->step_s, step_s, sizeof step_s);
         for (int k = 0; k < STEPS; k++)
             assert_int_equal(run->ordinal[k], i ? ordinal[k] : k);
+        assert_true((run->probe_s != NULL) == (i == 1));
+        if (run->probe_s)
+            assert_memory_equal(run->probe_s, probe_s, sizeof probe_s);
         assert_memory_equal(run->rank_busy_s, busy_s, sizeof busy_s);
         assert_memory_equal(run->rank_memory, memory, sizeof memory);
         assert_memory_equal(run->detail_s, detail_s, sizeof detail_s);
