@@ -152,6 +152,11 @@ static check_target *add_target(check_result *r, bool passed, const char *what) 
     return t;
 }
 
+/* What has no error, as nothing was measured, is worst of all. */
+static double size_of(double error) {
+    return isnan(error) ? INFINITY : fabs(error);
+}
+
 static void judge_steps(check_result *r) {
     double sum = 0;
     int worst = 0;
@@ -191,7 +196,7 @@ static void judge_phases(check_result *r) {
     for (int i = 0; i < r->policies; i++)
         for (int p = 0; p < MZ_PHASES; p++) {
             const check_policy *q = &r->policy[i];
-            const double error = isnan(q->phase[p].error) ? INFINITY : fabs(q->phase[p].error);
+            const double error = size_of(q->phase[p].error);
             const bool large = q->share[p] >= CHECK_SHARE || predicted_share(q, p) >= CHECK_SHARE;
             if (p != MZ_PHASE_LAUNCH_WAIT && large && error >= worst) {
                 worst = error;
@@ -205,11 +210,6 @@ static void judge_phases(check_result *r) {
         snprintf(t->found, sizeof t->found, "%+.2f %% (%s of %.90s)",
                  r->policy[policy].phase[phase].error * 100, mz_phase_name((mz_phase)phase),
                  r->policy[policy].name);
-}
-
-/* What has no error, as nothing was measured, is worst of all. */
-static double size_of(double error) {
-    return isnan(error) ? INFINITY : fabs(error);
 }
 
 static void judge_memory(check_result *r) {

@@ -2,25 +2,14 @@
 #include "analysis/check.h"
 
 #include "common/base/rng.h"
+#include "common/base/stat.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-static int by_value(const void *a, const void *b) {
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 double check_middle_mean(double *value, int64_t count) {
-    const int64_t off = count / 7;
-    double sum = 0; /* over the middle value: equal values are their own mean, exactly */
-    if (count < 1)
-        return NAN;
-    qsort(value, (size_t)count, sizeof *value, by_value);
-    for (int64_t i = off; i < count - off; i++)
-        sum += value[i] - value[count / 2];
-    return value[count / 2] + sum / (double)(count - 2 * off);
+    return mz_middle_mean(value, count, count / 7);
 }
 
 static check_value value_of(double predicted, double measured) {
@@ -200,15 +189,16 @@ static double noise_of(const check_result *r, const check_policy *p, double *val
 
 enum { BOOTSTRAPS = 999 };
 
-/* A policy's time with every step's records drawn anew, with replacement. */
-static double drawn_time(const check_result *r, const check_policy *p, mz_rng *rng, double *value,
+/* A policy's time with every step's records, [begin[o], begin[o + 1]) of value, drawn anew, with
+ * replacement. */
+static double drawn_time(const double *value, const int64_t *begin, int64_t window, mz_rng *rng,
                          double *drawn) {
     double sum = 0;
     int64_t steps = 0;
-    for (int64_t o = 0; o < p->predicted->steps; o++) {
-        const int64_t n = collect(r, p, o, SIDE_ALL, step_time, 0, value);
+    for (int64_t o = 0; o < window; o++) {
+        const int64_t n = begin[o + 1] - begin[o];
         for (int64_t i = 0; i < n; i++)
-            drawn[i] = value[mz_rng_below(rng, (uint64_t)n)];
+            drawn[i] = value[begin[o] + (int64_t)mz_rng_below(rng, (uint64_t)n)];
         sum += n > 0 ? check_middle_mean(drawn, n) : 0;
         steps += n > 0;
     }
@@ -216,17 +206,21 @@ static double drawn_time(const check_result *r, const check_policy *p, mz_rng *r
 }
 
 static mz_code note_interval(check_result *r, check_policy *p, double *value, mz_err *err) {
+    const int64_t window = p->predicted->steps;
     double *time = MZ_NEW(&r->arena, double, BOOTSTRAPS);
     double *drawn = MZ_NEW(&r->arena, double, p->records);
-    if (!time || !drawn)
+    int64_t *begin = MZ_NEW(&r->arena, int64_t, window + 1);
+    if (!time || !drawn || !begin)
         return mz_fail_nomem(err, "the records of a policy");
     p->low = p->high = NAN;
     if (p->records < CHECK_RECORDS)
         return MZ_OK;
+    for (int64_t o = 0; o < window; o++)
+        begin[o + 1] = begin[o] + collect(r, p, o, SIDE_ALL, step_time, 0, value + begin[o]);
     mz_rng rng = mz_rng_make(1, 6);
     for (int b = 0; b < BOOTSTRAPS; b++)
-        time[b] = drawn_time(r, p, &rng, value, drawn);
-    qsort(time, BOOTSTRAPS, sizeof *time, by_value);
+        time[b] = drawn_time(value, begin, window, &rng, drawn);
+    mz_sort(time, BOOTSTRAPS);
     p->low = time[(BOOTSTRAPS + 1) / 40 - 1];
     p->high = time[BOOTSTRAPS - (BOOTSTRAPS + 1) / 40];
     return MZ_OK;
@@ -330,7 +324,7 @@ static mz_code note_speed(check_result *r, mz_err *err) {
     for (int i = 0; i < r->measured->runs; i++)
         for (int64_t k = 0; r->measured->run[i].probe_s && k < r->measured->run[i].steps; k++)
             value[n++] = r->measured->run[i].probe_s[k];
-    qsort(value, (size_t)n, sizeof *value, by_value);
+    mz_sort(value, n);
     r->probed = value[n / 2] > 0;
     r->speed = r->probed ? calibrated / value[n / 2] : 1;
     return MZ_OK;

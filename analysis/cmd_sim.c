@@ -351,17 +351,6 @@ static mz_code split_policies(sim_job *job, mz_err *err) {
     return code == MZ_OK ? MZ_OK : mz_err_prefix(err, "--policy");
 }
 
-/* A result file that cannot be written is known before the work, not after it. */
-static mz_code check_output(const sim_job *job, mz_err *err) {
-    mz_output output;
-    if (!job->args.output)
-        return MZ_OK;
-    mz_code code = mz_output_begin(&output, job->args.output, err);
-    if (code == MZ_OK)
-        mz_output_abandon(&output);
-    return code;
-}
-
 static mz_code open_stream(sim_job *job, const mz_app *app, mz_err *err) {
     const sim_args *a = &job->args;
     const mz_stream_options options = {.ranks = job->cluster->ranks,
@@ -533,7 +522,7 @@ mz_code mz_cmd_sim(mz_app *app, int argc, char **argv, mz_err *err) {
     }
     code = split_policies(&job, err);
     if (code == MZ_OK)
-        code = check_output(&job, err);
+        code = job.args.output ? mz_output_try(job.args.output, err) : MZ_OK;
     if (code == MZ_OK)
         code = load_inputs(&job, app, err);
     if (code == MZ_OK)

@@ -1,6 +1,7 @@
 #include "replay/calibrate_inside.h"
 
 #include "common/base/rng.h"
+#include "common/base/stat.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -35,11 +36,6 @@ static char *next_part(const calibration *c, char *pool, int64_t *at, int64_t by
     return part;
 }
 
-int calibrate_by_value(const void *a, const void *b) {
-    const double x = *(const double *)a, y = *(const double *)b;
-    return x < y ? -1 : x > y;
-}
-
 static mz_code take_probe(calibration *c, mz_err *err) {
     double seconds = 0;
     mz_code code = mz_probe_run(c->probe, &seconds, err);
@@ -69,7 +65,7 @@ static mz_code time_calls(calibration *c, calibrate_run bind, calibrate_run run,
         if (i >= 0)
             times[i] = mz_now() - start;
     }
-    qsort(times, (size_t)calls, sizeof *times, calibrate_by_value);
+    mz_sort(times, calls);
     *seconds = times[calls / 2];
     return MZ_OK;
 }
@@ -137,21 +133,13 @@ void calibrate_add(calibration *c, int kind, double a, double b, double bytes, d
         s->value[(int64_t)i * s->each + s->count[i]++] = seconds > 1e-9 ? seconds : 1e-9;
 }
 
-/* Mean without the least and the greatest of three values or more; sorts. */
-static double middle_mean(double *value, int32_t count) {
-    qsort(value, (size_t)count, sizeof *value, calibrate_by_value);
-    const int32_t off = count >= 3;
-    double sum = 0;
-    for (int32_t i = off; i < count - off; i++)
-        sum += value[i];
-    return sum / (count - 2 * off);
-}
-
+/* The fastest and the slowest of three values or more are left out. */
 static void finish_series(calibration *c, int kind) {
     mz_fit *fit = fit_of(c, kind);
     const calibrate_series *s = &c->series[kind];
     for (int32_t i = 0; i < fit->samples; i++)
-        fit->sample[i].seconds = middle_mean(s->value + (int64_t)i * s->each, s->count[i]);
+        fit->sample[i].seconds =
+            mz_middle_mean(s->value + (int64_t)i * s->each, s->count[i], s->count[i] >= 3);
 }
 
 /* bf16 values in +-1 over the whole input pool: read as fp32 they are finite as well. */
@@ -162,7 +150,7 @@ static mz_code fill_inputs(calibration *c, mz_err *err) {
         return mz_fail_nomem(err, "calibration data");
     mz_rng rng = mz_rng_make(1, 1);
     for (int32_t i = 0; i < PIECE; i++)
-        piece[i] = (uint16_t)(0x3e00u + (mz_rng_u32(&rng) & 0x81ffu));
+        piece[i] = mz_probe_operand(&rng);
     mz_code code = MZ_OK;
     const int64_t bytes = PIECE * (int64_t)sizeof *piece;
     for (int64_t at = 0; code == MZ_OK && at + bytes <= c->options.pool_bytes; at += bytes)
@@ -269,7 +257,7 @@ static mz_code fit_all(calibration *c, mz_wire *wire, mz_err *err) {
     wire->bytes_per_s = message->term[2] > 0 ? 1 / message->term[2] : 1e12;
     calibrate_alone(c);
     if (c->probes > 0) {
-        qsort(c->probed, c->probes, sizeof *c->probed, calibrate_by_value);
+        mz_sort(c->probed, (int64_t)c->probes);
         c->measured->probe_s = c->probed[c->probes / 2];
     }
     return code;

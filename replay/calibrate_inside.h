@@ -61,7 +61,6 @@ mz_code calibrate_experts(calibration *c, int32_t experts, mz_err *err);
 
 /* Scratch of at least `bytes`. */
 mz_code calibrate_scratch(calibration *c, size_t bytes, mz_err *err);
-int calibrate_by_value(const void *a, const void *b); /* doubles, for qsort */
 mz_code calibrate_failed(calibration *c, const char *what, mz_err *err);
 
 mz_code calibrate_rows(calibration *c, mz_err *err);     /* calibrate_rows.c */

@@ -5,6 +5,7 @@
 
 #include "common/base/log.h"
 #include "common/base/rng.h"
+#include "common/base/stat.h"
 #include "sim/policy/policy.h"
 
 #include <stdlib.h>
@@ -73,17 +74,12 @@ static mz_code plan_once(subject *x, const mz_load *load, int64_t step, double *
     return code == MZ_OK ? mz_plan_check(x->plan, load, &x->traits, err) : code;
 }
 
-static int by_value(const void *a, const void *b) {
-    const double x = *(const double *)a, y = *(const double *)b;
-    return x < y ? -1 : x > y;
-}
-
 static mz_code median_of(subject *x, const mz_load *load, double *seconds, mz_err *err) {
     double times[PLANNER_CALLS];
     mz_code code = MZ_OK;
     for (int i = 0; code == MZ_OK && i < PLANNER_CALLS; i++)
         code = plan_once(x, load, i, &times[i], err);
-    qsort(times, PLANNER_CALLS, sizeof times[0], by_value);
+    mz_sort(times, PLANNER_CALLS);
     *seconds = times[PLANNER_CALLS / 2];
     return code;
 }

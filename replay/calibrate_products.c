@@ -2,7 +2,8 @@
  * takes beside its tiles is measured on a product too small to matter. */
 #include "replay/calibrate_inside.h"
 
-#include <stdlib.h>
+#include "common/base/stat.h"
+
 #include <string.h>
 
 enum { GROUPS_MOST = 64, GROUPS_PER_WORKER = 2, UP_INTERMEDIATE_MOST = 1024 };
@@ -230,7 +231,7 @@ void calibrate_alone(calibration *c) {
                 fit->sample[k].size[2] == of[2])
                 ratio[n++] = alone->sample[i].seconds / fit->sample[k].seconds;
     }
-    qsort(ratio, (size_t)n, sizeof *ratio, calibrate_by_value);
+    mz_sort(ratio, n);
     c->measured->alone = n > 0 && ratio[n / 2] < 1 ? ratio[n / 2] : 1;
 }
 

@@ -113,12 +113,10 @@ typedef struct replay_job {
     const volatile sig_atomic_t *stop;
     char prediction[80];
     mz_result result;
-    int *measured; /* [result.runs] which of the policies each run is of */
 } replay_job;
 
 static void free_job(replay_job *job) {
     mz_result_free(&job->result);
-    free(job->measured);
     mz_replay_free(&job->replay);
     mz_kernels_close(&job->kernels);
     mz_transport_close(&job->transport);
@@ -418,11 +416,9 @@ static json_t *digests_json(const replay_job *job) {
         json_t *list = json_array();
         for (int64_t s = 0; s < job->result.run[k].steps; s++)
             failed +=
-                json_array_append_new(
-                    list, json_string(mz_replay_digest(job->replay, job->measured[k], s))) != 0;
-        failed += json_array_append_new(all, json_pack("{s:s, s:o}", "policy",
-                                                       job->policies[job->measured[k]], "sha256",
-                                                       list)) != 0;
+                json_array_append_new(list, json_string(mz_replay_digest(job->replay, k, s))) != 0;
+        failed += json_array_append_new(all, json_pack("{s:s, s:o}", "policy", job->policies[k],
+                                                       "sha256", list)) != 0;
     }
     if (failed == 0)
         return all;
@@ -466,19 +462,16 @@ static json_t *settings_json(const replay_job *job, const process_end *end) {
     return json;
 }
 
-/* Policies with records: an interrupt leaves the later ones of an order by policies without. */
+/* Policies with records: an interrupt may leave the last ones without. */
 static mz_code fill_runs(replay_job *job, mz_err *err) {
     mz_result *r = &job->result;
     r->run = mz_calloc((size_t)job->count, sizeof *r->run);
-    job->measured = mz_calloc((size_t)job->count, sizeof *job->measured);
-    if (!r->run || !job->measured)
+    if (!r->run)
         return mz_fail_nomem(err, "the result");
     mz_code code = MZ_OK;
-    for (int i = 0; code == MZ_OK && i < job->count; i++) {
-        if (mz_replay_records(job->replay, i) == 0)
-            continue;
-        job->measured[r->runs] = i;
-        code = mz_replay_result(job->replay, i, &r->run[r->runs++], err);
+    while (code == MZ_OK && r->runs < job->count && mz_replay_records(job->replay, r->runs) > 0) {
+        code = mz_replay_result(job->replay, r->runs, &r->run[r->runs], err);
+        r->runs++;
     }
     if (code == MZ_OK && r->runs == 0)
         return mz_fail(err, MZ_EINPUT, "no step was completed, so there is no result");
@@ -535,8 +528,8 @@ static void print_end(const replay_job *job, const process_end *end, FILE *out) 
                 (long long)end->verified.selections, end->verified.largest);
     for (int k = 0; job->args.digest && k < job->result.runs; k++)
         for (int64_t s = 0; s < job->result.run[k].steps; s++)
-            fprintf(out, "%s, record %lld: %s\n", job->policies[job->measured[k]], (long long)s,
-                    mz_replay_digest(job->replay, job->measured[k], s));
+            fprintf(out, "%s, record %lld: %s\n", job->policies[k], (long long)s,
+                    mz_replay_digest(job->replay, k, s));
 }
 
 static mz_code write_result(replay_job *job, mz_app *app, mz_err *err) {
@@ -559,30 +552,11 @@ static mz_code write_result(replay_job *job, mz_app *app, mz_err *err) {
     return MZ_OK;
 }
 
-/* A result file that cannot be written is known before the work, not after it. */
-static mz_code check_output(const replay_job *job, mz_err *err) {
-    mz_output output;
-    if (!job->args.output || job->transport->process > 0)
-        return MZ_OK;
-    mz_code code = mz_output_begin(&output, job->args.output, err);
-    if (code == MZ_OK)
-        mz_output_abandon(&output);
-    return code;
-}
-
-/* The first policy without a run. */
-static int first_left(const replay_job *job) {
-    int i = 0;
-    while (i < job->result.runs && job->measured[i] == i)
-        i++;
-    return i;
-}
-
 /* One process alone writes what is complete even when the user interrupts. */
 static mz_code run_job(replay_job *job, mz_app *app, mz_err *err) {
     mz_code code = open_transport(job, app, err);
-    if (code == MZ_OK)
-        code = check_output(job, err);
+    if (code == MZ_OK && job->args.output && job->transport->process == 0)
+        code = mz_output_try(job->args.output, err);
     if (code == MZ_OK)
         code = execute(job, app, err);
     if (code == MZ_OK)
@@ -597,7 +571,7 @@ static mz_code run_job(replay_job *job, mz_app *app, mz_err *err) {
             mz_warn(&app->log,
                     "interrupted: the result covers the completed steps of %d of %d "
                     "policies, those from %s on are left out",
-                    job->result.runs, job->count, job->policies[first_left(job)]);
+                    job->result.runs, job->count, job->policies[job->result.runs]);
     }
     if (code == MZ_OK || !job->transport)
         return code;

@@ -2,7 +2,6 @@
 
 #include "common/base/arena.h"
 #include "common/base/log.h"
-#include "common/base/rng.h"
 
 #include <stdlib.h>
 
@@ -38,8 +37,8 @@ static bool fill(const mz_probe *p) {
     if (!value)
         return false;
     mz_rng rng = mz_rng_make(1, 5);
-    for (size_t i = 0; i < bytes / VALUE; i++) /* bf16 in +-1 */
-        value[i] = (uint16_t)(0x3e00u + (mz_rng_u32(&rng) & 0x81ffu));
+    for (size_t i = 0; i < bytes / VALUE; i++)
+        value[i] = mz_probe_operand(&rng);
     for (int64_t g = 0; g <= GROUPS; g++)
         begin[g] = g * ROWS;
     for (int64_t g = 0; g < GROUPS; g++)

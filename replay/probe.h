@@ -6,9 +6,15 @@
 #ifndef MIZAN_REPLAY_PROBE_H
 #define MIZAN_REPLAY_PROBE_H
 
+#include "common/base/rng.h"
 #include "replay/transport.h"
 
 typedef struct mz_probe mz_probe;
+
+/* Operands of what is timed: a bf16 value in +-1; two of them read as fp32 are finite as well. */
+static inline uint16_t mz_probe_operand(mz_rng *rng) {
+    return (uint16_t)(0x3e00u + (mz_rng_u32(rng) & 0x81ffu));
+}
 
 /* Both outlive the probe. About 6 MiB of the context's memory, of no heap. MZ_ENOMEM. */
 mz_code mz_probe_create(mz_kernels *kernels, mz_transport *transport, mz_probe **probe,

@@ -223,14 +223,10 @@ static const mz_opt_spec synth_spec = {
     .count = COUNT(synth_table),
 };
 
-/* Fails where `output` cannot be written, before fitting or reading for a long time. */
 static mz_code need_output(const char *output, mz_err *err) {
-    mz_output probe;
     if (!output)
         return mz_fail(err, MZ_EINPUT, "no output file: pass -o FILE");
-    mz_code code = mz_output_begin(&probe, output, err);
-    mz_output_abandon(&probe);
-    return code;
+    return mz_output_try(output, err);
 }
 
 static mz_code parse_shuffle(const char *list, mz_model_shuffle *shuffle, mz_err *err) {

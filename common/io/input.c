@@ -430,3 +430,11 @@ void mz_output_abandon(mz_output *output) {
         unlink(output->partial);
     output->partial[0] = 0;
 }
+
+mz_code mz_output_try(const char *path, mz_err *err) {
+    mz_output output;
+    mz_code code = mz_output_begin(&output, path, err);
+    if (code == MZ_OK)
+        mz_output_abandon(&output);
+    return code;
+}

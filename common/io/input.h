@@ -33,5 +33,7 @@ typedef struct mz_output {
 mz_code mz_output_begin(mz_output *output, const char *path, mz_err *err);
 mz_code mz_output_commit(mz_output *output, mz_err *err);
 void mz_output_abandon(mz_output *output);
+/* Begins and abandons: a file that cannot be written is known before long work, not after it. */
+mz_code mz_output_try(const char *path, mz_err *err);
 
 #endif

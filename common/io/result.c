@@ -1,5 +1,6 @@
 #include "common/io/result.h"
 
+#include "common/base/stat.h"
 #include "common/base/units.h"
 #include "common/io/input.h"
 #include "common/io/json.h"
@@ -12,15 +13,10 @@
 /* ---- statistics -------------------------------------------------------------------------------
  */
 
-static int by_value(const void *a, const void *b) {
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 mz_stat mz_stat_of(double *values, int64_t count) {
     if (count <= 0)
         return (mz_stat){NAN, NAN, NAN, NAN};
-    qsort(values, (size_t)count, sizeof *values, by_value);
+    mz_sort(values, count);
     double sum = 0;
     for (int64_t i = 0; i < count; i++)
         sum += values[i];

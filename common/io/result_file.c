@@ -161,7 +161,8 @@ static mz_code spread_columns(reading *r, const char *names, const double *from,
 typedef struct conversation {
     reading *r;
     mz_child child;
-    double *raw; /* detail_s of the run at hand, as it came */
+    double *raw; /* detail_s as it came, whose columns are still to be named */
+    int32_t raw_run;
     int64_t raw_rows, raw_columns;
 } conversation;
 
@@ -189,6 +190,8 @@ static mz_code receive(conversation *c, const mz_result_block *block, void *data
 
 static mz_code take_json(conversation *c, const char *text, int64_t bytes) {
     json_error_t why;
+    if (c->r->file->root)
+        return wrong(c->r, "it has two texts");
     json_t *root = json_loadb(text, (size_t)bytes, JSON_REJECT_DUPLICATES, &why);
     if (!root)
         return wrong(c->r, "its json is not valid");
@@ -209,18 +212,21 @@ static mz_code take_data(conversation *c, const mz_result_block *block, void **d
 
 static mz_code take_detail(conversation *c, mz_run_file *run, const mz_result_block *b,
                            double *data) {
-    if (b->size[0] != run->steps || b->size[1] < 1 || b->size[1] > 1 << 20 || b->size[3] < 1 ||
-        b->size[3] > MZ_PHASES || !fits_ranks(run, b->size[2]))
+    if (c->raw || run->detail_s || b->size[0] != run->steps || b->size[1] < 1 ||
+        b->size[1] > 1 << 20 || b->size[3] < 1 || b->size[3] > MZ_PHASES ||
+        !fits_ranks(run, b->size[2]))
         return wrong(c->r, "detail_s does not fit the run");
     run->layers = (int32_t)b->size[1];
     c->raw = data;
+    c->raw_run = b->run;
     c->raw_rows = b->size[0] * b->size[1] * b->size[2];
     c->raw_columns = b->size[3];
     return MZ_OK;
 }
 
-static mz_code take_columns(conversation *c, mz_run_file *run, const char *names) {
-    if (!c->raw)
+static mz_code take_columns(conversation *c, mz_run_file *run, const mz_result_block *b,
+                            const char *names) {
+    if (!c->raw || c->raw_run != b->run)
         return wrong(c->r, "columns without detail_s");
     run->detail_s = MZ_NEW(&c->r->file->arena, double, c->raw_rows *MZ_PHASES);
     if (!run->detail_s)
@@ -275,7 +281,7 @@ static mz_code take_run_data(conversation *c, const mz_result_block *b, void *da
     case MZ_RESULT_DETAIL:
         return take_detail(c, run, b, data);
     case MZ_RESULT_COLUMNS:
-        return take_columns(c, run, data);
+        return take_columns(c, run, b, data);
     default:
         return wrong(c->r, "it makes no sense");
     }
@@ -384,7 +390,10 @@ static mz_code load_detail(reading *r, const json_t *steps, mz_run_file *run) {
         !fits_ranks(run, (int64_t)json_array_size(json_array_get(layers, 0))))
         return wrong(r, "detail_s does not fit the run");
     run->layers = (int32_t)json_array_size(layers);
-    const int64_t rows = run->steps * run->layers * run->ranks;
+    const int64_t each = (int64_t)run->layers * run->ranks; /* of a step */
+    if (run->steps > INT64_MAX / (int64_t)sizeof(double) / MZ_PHASES / each)
+        return wrong(r, "detail_s is too large");
+    const int64_t rows = run->steps * each;
     run->detail_s = MZ_NEW(&r->file->arena, double, rows *MZ_PHASES);
     if (!run->detail_s)
         return nomem(r);

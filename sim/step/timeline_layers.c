@@ -163,8 +163,7 @@ static void backward_rows(rank_timeline *t, layer_call in) {
  * and the places of what is added, per row of H values. */
 static int64_t sum_bytes(const mz_step *s, int64_t count) {
     const int64_t values = 3 * s->model->hidden * s->model->expert_intermediate;
-    const bool wide = s->traits.replica_gradient_bytes == 4 * values;
-    return (wide ? 4 * values : 0) + PLACE * count * (values / s->model->hidden);
+    return (layers_wide(s) ? 4 * values : 0) + PLACE * count * (values / s->model->hidden);
 }
 
 /* Gradients, or parts of them, that other hosts send to this rank, and the largest sum's own. An

@@ -195,28 +195,25 @@ EOF2
     done
 }
 
-@test "an interrupt leaves the result of the completed steps" {
-    "${replay[@]}" --hidden 64 --inter 32 --layers 2 --steps 2 --repeat 2000 --policy static --json -v >out.json 2>err &
-    pid=$!
-    sleep 4
-    kill -INT $pid
-    code=0
-    wait $pid || code=$?
+interrupted() { # interrupted PID SECONDS: it says so with its exit code
+    local code=0
+    sleep "$2"
+    kill -INT "$1"
+    wait "$1" || code=$?
     cat err
     [ "$code" -eq 130 ]
+}
+
+@test "an interrupt leaves the result of the completed steps" {
+    "${replay[@]}" --hidden 64 --inter 32 --layers 2 --steps 2 --repeat 2000 --policy static --json -v >out.json 2>err &
+    interrupted $! 4
     "$python" -c 'import json; assert json.load(open("out.json"))["runs"][0]["steps"] >= 1'
 }
 
 @test "an interrupt between policies keeps those that are done, and names the first that is left out" {
     "${replay[@]}" --hidden 64 --inter 32 --layers 1 --steps 1 --repeat 300 --order policies --policy 'static,symi,ultraep,static,symi,ultraep' \
         --json >out.json 2>err &
-    pid=$!
-    sleep 3
-    kill -INT $pid
-    code=0
-    wait $pid || code=$?
-    cat err
-    [ "$code" -eq 130 ]
+    interrupted $! 3
     "$python" - <<'EOF2'
 import json, re
 runs = json.load(open("out.json"))["runs"]

@@ -248,25 +248,31 @@ static void recomputed(void **state) {
     tiny_free(&t);
 }
 
+/* Rank 1 has a replica of expert 0, whose gradient comes back as `gradient` bytes. */
+static void with_replica(tiny *t, int64_t gradient) {
+    static const int32_t expert[] = {0, 0, 1, 2, 3}, rank[] = {0, 1, 0, 1, 1};
+    static const int64_t pairs[2 * 5] = {10, 0, 6, 5, 3, 0, 4, 6, 2, 4};
+    mz_err err;
+    make(t, "m", 2);
+    t->traits.slots = 3;
+    t->traits.replica_memory = MZ_REPLICAS_PER_LAYER;
+    t->traits.replica_gradient_bytes = gradient;
+    tiny_plan(t, 5, expert, rank, pairs, NULL);
+    const mz_move back = {MZ_MOVE_GRADIENTS, MZ_MOVE_REDUCE, MZ_HIDE_LAYERS, 0, 1, 0, gradient, 0};
+    assert_ok(mz_plan_add_move(t->plan, back, &err), &err);
+}
+
 /* A replica of expert 0 on rank 1: weights there before forward, its gradient back afterwards and
  * added to rows of the main's. */
 static void replica(void **state) {
-    static const int32_t expert[] = {0, 0, 1, 2, 3}, rank[] = {0, 1, 0, 1, 1};
-    static const int64_t pairs[2 * 5] = {10, 0, 6, 5, 3, 0, 4, 6, 2, 4};
     const int64_t W = 2 * 3 * H * I;
     tiny t;
     mz_step *step;
     mz_step_outcome o;
     mz_err err;
-    make(&t, "m", 2);
-    t.traits.slots = 3;
-    t.traits.replica_memory = MZ_REPLICAS_PER_LAYER;
-    t.traits.replica_gradient_bytes = W;
-    tiny_plan(&t, 5, expert, rank, pairs, NULL);
+    with_replica(&t, W);
     const mz_move there = {MZ_MOVE_WEIGHTS, MZ_MOVE_FORWARD, MZ_HIDE_DISPATCH, 0, 0, 1, W, 0};
-    const mz_move back = {MZ_MOVE_GRADIENTS, MZ_MOVE_REDUCE, MZ_HIDE_LAYERS, 0, 1, 0, W, 0};
     assert_ok(mz_plan_add_move(t.plan, there, &err), &err);
-    assert_ok(mz_plan_add_move(t.plan, back, &err), &err);
     tiny_step(&t, 1, &step, &o);
     assert_true(of(&o, 0, 0, MZ_PHASE_WEIGHT_MOVE) == 0);
     assert_close(of(&o, 0, 1, MZ_PHASE_WEIGHT_MOVE), memory(2.0 * (double)W));
@@ -282,20 +288,11 @@ static void replica(void **state) {
 /* The same with gradients of replicas in fp32: its products write them in a call of their own, 2
  * bytes more a value, out and in; the sum takes the main's there and back. */
 static void wide_replica(void **state) {
-    static const int32_t expert[] = {0, 0, 1, 2, 3}, rank[] = {0, 1, 0, 1, 1};
-    static const int64_t pairs[2 * 5] = {10, 0, 6, 5, 3, 0, 4, 6, 2, 4};
     const int64_t W = 2 * 3 * H * I;
     tiny t;
     mz_step *step;
     mz_step_outcome o;
-    mz_err err;
-    make(&t, "m", 2);
-    t.traits.slots = 3;
-    t.traits.replica_memory = MZ_REPLICAS_PER_LAYER;
-    t.traits.replica_gradient_bytes = 2 * W;
-    tiny_plan(&t, 5, expert, rank, pairs, NULL);
-    const mz_move back = {MZ_MOVE_GRADIENTS, MZ_MOVE_REDUCE, MZ_HIDE_LAYERS, 0, 1, 0, 2 * W, 0};
-    assert_ok(mz_plan_add_move(t.plan, back, &err), &err);
+    with_replica(&t, 2 * W);
     tiny_step(&t, 1, &step, &o);
     const double n = 4 + 7 + 7; /* rows of rank 1 */
     assert_close(of(&o, 0, 1, MZ_PHASE_BACKWARD_EXPERTS),
