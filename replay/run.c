@@ -47,7 +47,7 @@ struct mz_replay {
     mz_probe *probe;
     const volatile sig_atomic_t *stop;
     int64_t executed; /* steps of all policies and passes */
-    int64_t reserved; /* by the heaps of policies that ran together: the most */
+    int64_t reserved; /* by all heaps together: the most */
     bool dealt, side_by_side;
     char *mine, *all; /* records of this process's ranks, of all */
     int64_t *rows;    /* [ranks] scratch */
@@ -567,13 +567,14 @@ static mz_code choose_order(mz_replay *r, mz_err *err) {
     return code;
 }
 
-/* Policies that are done leave their memory to those that follow. */
+/* Policies that are done leave their memory to those that follow: what all heaps hold now is the
+ * most that they held together so far, or not more. */
 static void release(mz_replay *r, int from, int to) {
     int64_t bytes = 0;
-    for (int i = from; i < to; i++) {
+    for (int i = 0; i < r->policies; i++)
         bytes += mz_heap_reserved(r->policy[i].heap);
+    for (int i = from; i < to; i++)
         mz_heap_release(r->policy[i].heap);
-    }
     r->reserved = bytes > r->reserved ? bytes : r->reserved;
 }
 

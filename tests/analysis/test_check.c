@@ -300,6 +300,25 @@ static void noisy(void **state) {
     done(&c);
 }
 
+/* Two runs are two sides even where one of them was cut short. */
+static void runs_are_sides(void **state) {
+    made m = measurement_of(&plain);
+    mz_err err;
+    check_result r;
+    m.runs = 4;
+    m.run[3] = m.run[0];
+    m.run[3].scale = 1.02;
+    mz_result_file p = make(&plain), q = make(&m);
+    q.run[3].steps = 8;
+    name(&q, p.digest);
+    assert_ok(check_files(&p, &q, &r, &err), &err);
+    assert_int_equal(r.policy[0].records, 24);
+    assert_near(r.policy[0].noise, 1 - (30.5 + 34.5) / (31.1 + 35.18));
+    check_free(&r);
+    mz_result_file_free(&p);
+    mz_result_file_free(&q);
+}
+
 static void memory_off(void **state) {
     static const char *const missed[] = {"peak memory"};
     made p = plain, m = measurement_of(&plain);
@@ -573,15 +592,25 @@ static void output(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(perfect),          cmocka_unit_test(one_phase_off),
-        cmocka_unit_test(order_swapped),    cmocka_unit_test(simple_rules),
-        cmocka_unit_test(waiting),          cmocka_unit_test(noisy),
-        cmocka_unit_test(memory_off),       cmocka_unit_test(few_records),
-        cmocka_unit_test(not_fixed_before), cmocka_unit_test(other_files),
-        cmocka_unit_test(traffic_off),      cmocka_unit_test(slow_machine),
-        cmocka_unit_test(other_machines),   cmocka_unit_test(not_repeated),
-        cmocka_unit_test(intervals),        cmocka_unit_test(tags),
-        cmocka_unit_test(itself),           cmocka_unit_test(output),
+        cmocka_unit_test(perfect),
+        cmocka_unit_test(one_phase_off),
+        cmocka_unit_test(order_swapped),
+        cmocka_unit_test(simple_rules),
+        cmocka_unit_test(waiting),
+        cmocka_unit_test(noisy),
+        cmocka_unit_test(memory_off),
+        cmocka_unit_test(few_records),
+        cmocka_unit_test(not_fixed_before),
+        cmocka_unit_test(other_files),
+        cmocka_unit_test(runs_are_sides),
+        cmocka_unit_test(traffic_off),
+        cmocka_unit_test(slow_machine),
+        cmocka_unit_test(other_machines),
+        cmocka_unit_test(not_repeated),
+        cmocka_unit_test(intervals),
+        cmocka_unit_test(tags),
+        cmocka_unit_test(itself),
+        cmocka_unit_test(output),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
