@@ -240,6 +240,36 @@ static void judge_traffic(check_result *r) {
              good ? "" : ": other plans? same --cluster?");
 }
 
+/* Does a rule that knows little tell any two policies apart? */
+static bool rules_differ(const check_result *r) {
+    for (int k = 1; k < CHECK_RULES; k++)
+        for (int i = 1; i < r->policies; i++) {
+            const double *value = r->rule[k].value;
+            if (fabs(value[i] - value[0]) > CHECK_TIE * fabs(value[0]))
+                return true;
+        }
+    return false;
+}
+
+/* Where there is nothing to tell, to be nearer is no merit and no fault; where these rules tell
+ * nothing, it is no merit. */
+static void judge_rules(check_result *r, int apart) {
+    double best = INFINITY;
+    for (int i = 1; i < CHECK_RULES; i++)
+        best = fmin(best, r->rule[i].log_error);
+    const bool nearer = r->rule[0].log_error < best;
+    const char *untold = r->pairs == 0                ? "one policy"
+                         : apart == 0                 ? "no two policies differ by more than 3 %"
+                         : nearer && !rules_differ(r) ? "the rules say the same of all policies"
+                                                      : NULL;
+    check_target *t =
+        add_target(r, nearer || untold, "null predictors lose (mean error of log Ta/Tb)");
+    if (untold)
+        snprintf(t->found, sizeof t->found, "nothing can be told: %s", untold);
+    else
+        snprintf(t->found, sizeof t->found, "%.4f against %.4f", r->rule[0].log_error, best);
+}
+
 static void judge_order(check_result *r) {
     int apart = 0, wrong = 0;
     const check_pair *first = NULL;
@@ -260,15 +290,7 @@ static void judge_order(check_result *r) {
         snprintf(t->found + used, sizeof t->found - used, "; not %.50s and %.50s",
                  r->policy[first->a].name, r->policy[first->b].name);
     }
-    double best = INFINITY;
-    for (int i = 1; i < CHECK_RULES; i++)
-        best = fmin(best, r->rule[i].log_error);
-    const bool loses = r->pairs == 0 || r->rule[0].log_error <= best;
-    t = add_target(r, loses, "null predictors lose (mean error of log Ta/Tb)");
-    if (r->pairs > 0)
-        snprintf(t->found, sizeof t->found, "%.4f against %.4f", r->rule[0].log_error, best);
-    else
-        snprintf(t->found, sizeof t->found, "nothing to order: one policy");
+    judge_rules(r, apart);
 }
 
 static void judge_records(check_result *r) {

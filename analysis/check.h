@@ -10,9 +10,10 @@
  * machine's drift in it. Both sides have the same steps of the window.
  *
  * Speed: the probe's seconds while the machine was calibrated over their median in the measurement
- * (replay/probe.h), 1 where either was not probed. A shared machine that runs at 0.95 of it makes
- * every prediction 5 % too short, so each error stands a second time at the calibrated speed. What
- * is judged is the error as it is; where that fails and the speed was another, the verdict says so.
+ * (replay/probe.h; records without a probe have 0 and do not count), 1 where either was not probed.
+ * A shared machine that runs at 0.95 of it makes every prediction 5 % too short, so the errors of
+ * steps and phases stand a second time at the calibrated speed. What is judged is the error as it
+ * is; where that fails and the speed was another, the verdict says so.
  *
  * A phase's time is its busy time summed over ranks and layers, so that a machine which runs its
  * ranks one after another spends it all; planning, which stands at every rank of a process, counts
@@ -36,6 +37,7 @@
 #define CHECK_NOISE 0.015 /* of the same policy repeated */
 #define CHECK_SPEED 0.015 /* of the machine since its calibration */
 #define CHECK_BYTES 0.01  /* of each kind of traffic */
+#define CHECK_TIE 1e-9    /* what a rule says of two policies is the same within this */
 enum { CHECK_RECORDS = 15, CHECK_TRAFFIC = 5 };
 extern const char *const check_traffic[CHECK_TRAFFIC]; /* their keys in a result */
 
@@ -56,7 +58,8 @@ typedef struct check_policy {
     double noise;     /* of repetition; NaN: no step was measured twice */
     bool repeated;    /* noise is of two runs, else of the halves of one */
     check_value phase[MZ_PHASES];
-    double share[MZ_PHASES]; /* of the measured time of all phases but launch_wait */
+    double phase_at_speed[MZ_PHASES]; /* error, as at_speed */
+    double share[MZ_PHASES];          /* of the measured time of all phases but launch_wait */
     int32_t layers, ranks;
     check_value *layer; /* [layers] the last: of the whole step */
     check_value *rank;  /* [ranks] */
@@ -129,6 +132,8 @@ void check_judge(check_result *result);                   /* targets, verdict */
 double check_middle_mean(double *value, int64_t count);
 
 /* Output. */
+/* The line on the machine's speed, where it is known. */
+void check_speed(const check_result *result, const char *before, const char *after, FILE *out);
 void check_print(const check_result *result, FILE *out);
 json_t *check_json(const check_result *result); /* NULL when memory is short */
 void check_html(const check_result *result, const char *predicted, const char *measured, FILE *out);

@@ -58,11 +58,13 @@ static void verdict(const check_result *r, FILE *out) {
                 t->passed ? "pass" : "fail");
     }
     fputs("</table>", out);
+    check_speed(r, "<p>", "</p>", out);
 }
 
 static void steps_table(const check_result *r, FILE *out) {
     fputs("<table><tr><th>policy</th><th>predicted, ms</th><th>measured, ms</th><th>error, %</th>"
-          "<th>95 % from</th><th>to, ms</th><th>noise, %</th><th>steps</th>"
+          "<th>at calibrated speed, %</th><th>95 % from</th><th>to, ms</th><th>noise, "
+          "%</th><th>steps</th>"
           "<th>peak predicted, MiB</th><th>measured, MiB</th><th>error, %</th></tr>",
           out);
     for (int i = 0; i < r->policies; i++) {
@@ -71,6 +73,7 @@ static void steps_table(const check_result *r, FILE *out) {
         escape(p->name, out);
         fputs("</td>", out);
         value_cells(&p->step, 1e3, out);
+        percent_cell(r->probed ? p->at_speed : NAN, out);
         if (isfinite(p->low))
             fprintf(out, "<td>%.5g</td><td>%.5g</td>", p->low * 1e3, p->high * 1e3);
         else
@@ -167,13 +170,15 @@ static void phase_bars(const check_policy *p, FILE *out) {
 
 static void phase_table(const check_result *r, const check_policy *p, FILE *out) {
     fputs("<details><summary>numbers</summary><table><tr><th>phase</th><th>predicted, ms</th>"
-          "<th>measured, ms</th><th>error, %</th><th>share, %</th><th></th></tr>",
+          "<th>measured, ms</th><th>error, %</th><th>at calibrated speed, %</th><th>share, %</th>"
+          "<th></th></tr>",
           out);
     for (int k = 0; k < MZ_PHASES; k++) {
         if (!shown(p, k))
             continue;
         fprintf(out, "<tr><td>%s</td>", mz_phase_name((mz_phase)k));
         value_cells(&p->phase[k], 1e3, out);
+        percent_cell(r->probed ? p->phase_at_speed[k] : NAN, out);
         fprintf(out, "<td>%.1f</td><td>%s</td></tr>", p->share[k] * 100,
                 check_validated(r, (mz_phase)k) ? "validated" : "extrapolated");
     }

@@ -125,6 +125,11 @@ static double rank_time(const check_policy *p, const mz_run_file *run, int64_t r
     return sum;
 }
 
+/* What the error would be of a prediction for the speed that the machine had. */
+static double error_at_speed(const check_result *r, check_value v) {
+    return value_of(v.predicted / r->speed, v.measured).error;
+}
+
 /* ---- one policy --------------------------------------------------------------------------------
  */
 
@@ -293,9 +298,10 @@ static mz_code measure_policy(check_result *r, check_policy *p, mz_err *err) {
     if (!value || !p->ratio)
         return mz_fail_nomem(err, "the records of a policy");
     p->step = compare(r, p, step_time, 0, value);
-    p->at_speed = (1 + p->step.error) / r->speed - 1;
+    p->at_speed = error_at_speed(r, p->step);
     for (int k = 0; k < MZ_PHASES; k++) {
         p->phase[k] = compare(r, p, phase_time, k, value);
+        p->phase_at_speed[k] = error_at_speed(r, p->phase[k]);
         all += k == MZ_PHASE_LAUNCH_WAIT ? 0 : p->phase[k].measured;
     }
     for (int k = 0; k < MZ_PHASES; k++)
@@ -308,7 +314,8 @@ static mz_code measure_policy(check_result *r, check_policy *p, mz_err *err) {
     return code == MZ_OK ? note_places(r, p, value, err) : code;
 }
 
-/* How fast the machine was, against its calibration: medians of the same probe. */
+/* How fast the machine was, against its calibration: medians of the same probe, which is 0 where a
+ * record has none. */
 static mz_code note_speed(check_result *r, mz_err *err) {
     const double calibrated = json_number_value(
         json_object_get(json_object_get(r->predicted->root, "cluster"), "probe_s"));
@@ -323,9 +330,10 @@ static mz_code note_speed(check_result *r, mz_err *err) {
         return mz_fail_nomem(err, "the probes of a measurement");
     for (int i = 0; i < r->measured->runs; i++)
         for (int64_t k = 0; r->measured->run[i].probe_s && k < r->measured->run[i].steps; k++)
-            value[n++] = r->measured->run[i].probe_s[k];
+            if (r->measured->run[i].probe_s[k] > 0)
+                value[n++] = r->measured->run[i].probe_s[k];
     mz_sort(value, n);
-    r->probed = value[n / 2] > 0;
+    r->probed = n > 0;
     r->speed = r->probed ? calibrated / value[n / 2] : 1;
     return MZ_OK;
 }

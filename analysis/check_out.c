@@ -44,28 +44,41 @@ static bool has_phase(const check_result *r, int phase) {
     return false;
 }
 
-static void print_numbers(const check_result *r, FILE *out) {
+/* Numbers of the policies above columns of that width. */
+static void print_numbers(const check_result *r, int width, FILE *out) {
     fprintf(out, "%-22s", "");
     for (int i = 0; i < r->policies; i++)
-        fprintf(out, "      (%d)", i + 1);
+        fprintf(out, " %*s(%d)", width - 3, "", i + 1);
     fputc('\n', out);
 }
 
-/* Errors of phases; those below 5 % of the step in brackets. */
+/* "+1.2 ", in brackets what is less than 5 % of the step; "+1.2/-0.3 " where the speed is known. */
+static void phase_text(const check_result *r, const check_policy *p, int phase, char text[48]) {
+    const bool large = p->share[phase] >= CHECK_SHARE;
+    char at_speed[24] = "";
+    snprintf(text, 48, "-");
+    if (!isfinite(p->phase[phase].error))
+        return;
+    if (r->probed)
+        snprintf(at_speed, sizeof at_speed, "/%+.1f", p->phase_at_speed[phase] * 100);
+    snprintf(text, 48, "%s%+.1f%s%s", large ? "" : "(", p->phase[phase].error * 100, at_speed,
+             large ? " " : ")");
+}
+
+/* Errors of phases. */
 static void print_phases(const check_result *r, FILE *out) {
-    fputs("\nphase, error in % (in brackets: less than 5 % of the step)\n", out);
-    print_numbers(r, out);
+    const int width = r->probed ? 15 : 8;
+    fprintf(out, "\nphase, error in %%%s (in brackets: less than 5 %% of the step)\n",
+            r->probed ? ", and at the calibrated speed" : "");
+    print_numbers(r, width, out);
     for (int k = 0; k < MZ_PHASES; k++) {
         if (!has_phase(r, k))
             continue;
         fprintf(out, "%-22s", mz_phase_name((mz_phase)k));
         for (int i = 0; i < r->policies; i++) {
-            const check_policy *p = &r->policy[i];
-            char text[32] = "-";
-            if (isfinite(p->phase[k].error))
-                snprintf(text, sizeof text, p->share[k] >= CHECK_SHARE ? "%+.1f " : "(%+.1f)",
-                         p->phase[k].error * 100);
-            fprintf(out, " %8s", text);
+            char text[48];
+            phase_text(r, &r->policy[i], k, text);
+            fprintf(out, " %*s", width, text);
         }
         fprintf(out, "  %s\n", check_validated(r, (mz_phase)k) ? "validated" : "extrapolated");
     }
@@ -86,7 +99,7 @@ static void print_places(const check_result *r, FILE *out) {
     char name[32];
     const int32_t layers = r->policy[0].layers, ranks = r->policy[0].ranks;
     fputs("\nlayer, rank: error of busy time in %\n", out);
-    print_numbers(r, out);
+    print_numbers(r, 8, out);
     for (int32_t l = 0; l < layers; l++) {
         snprintf(name, sizeof name, "layer %d", (int)l);
         print_place(r, l + 1 < layers ? name : "whole step", l, true, out);
@@ -99,7 +112,7 @@ static void print_places(const check_result *r, FILE *out) {
 
 static void print_memory(const check_result *r, FILE *out) {
     fputs("\nmost memory on any rank, error in %\n", out);
-    print_numbers(r, out);
+    print_numbers(r, 8, out);
     for (int c = 0; c < MZ_MEM_CATEGORIES; c++) {
         bool some = false;
         for (int i = 0; i < r->policies; i++)
@@ -132,15 +145,18 @@ static void print_rules(const check_result *r, FILE *out) {
     }
 }
 
+void check_speed(const check_result *r, const char *before, const char *after, FILE *out) {
+    if (r->probed)
+        fprintf(out,
+                "%sthe machine ran at %.3f of its calibrated speed; at that speed: mean error "
+                "%.2f %%, worst %.2f %%%s",
+                before, r->speed, r->mean_at_speed * 100, r->worst_at_speed * 100, after);
+}
+
 void check_print(const check_result *r, FILE *out) {
     print_steps(r, out);
     fputs("error: predicted less measured, over measured\n", out);
-    if (r->probed)
-        fprintf(
-            out,
-            "the machine ran at %.3f of its calibrated speed; at that speed: mean error %.2f %%, "
-            "worst %.2f %%\n",
-            r->speed, r->mean_at_speed * 100, r->worst_at_speed * 100);
+    check_speed(r, "", "\n", out);
     print_phases(r, out);
     print_places(r, out);
     print_memory(r, out);
@@ -190,6 +206,7 @@ static json_t *phases_json(const check_result *r, const check_policy *p, bool *f
         if (!has_phase(r, k))
             continue;
         json_t *phase = value_json(&p->phase[k], failed);
+        put(phase, "error_at_speed", real(r->probed ? p->phase_at_speed[k] : NAN), failed);
         put(phase, "share", real(p->share[k]), failed);
         put(phase, "validated", json_boolean(check_validated(r, (mz_phase)k)), failed);
         put(o, mz_phase_name((mz_phase)k), phase, failed);

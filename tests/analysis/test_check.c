@@ -369,9 +369,92 @@ static void slow_machine(void **state) {
     assert_near(r.mean_error, 0.1);
     assert_true(r.mean_at_speed < 1e-9 && r.worst_at_speed < 1e-9);
     assert_non_null(strstr(r.verdict, "0.900 of its calibrated speed"));
+    /* phases as they were predicted, 1 / 0.9 - 1 too long at that speed */
+    assert_near(r.policy[2].phase_at_speed[MZ_PHASE_EXPERTS], 1 / 0.9 - 1);
+    assert_near(r.policy[2].phase_at_speed[MZ_PHASE_ROUTER], 0);
+    char *page = NULL, *text = NULL;
+    size_t size;
+    FILE *out = open_memstream(&page, &size);
+    check_html(&r, "p.h5", "m.h5", out);
+    fclose(out);
+    assert_non_null(
+        strstr(page, "0.900 of its calibrated speed; at that speed: mean error 0.00 %"));
+    /* of a policy's time -10 % and nothing; of its phases nothing and +11 % */
+    assert_non_null(strstr(page, "<td>-10.00</td><td>+0.00</td>"));
+    assert_non_null(strstr(page, "<td>+0.00</td><td>+11.11</td>"));
+    out = open_memstream(&text, &size);
+    check_print(&r, out);
+    fclose(out);
+    assert_non_null(strstr(text, " +0.0/+11.1 "));
+    json_t *json = check_json(&r);
+    const json_t *experts = json_object_get(
+        json_object_get(json_array_get(json_object_get(json, "policies"), 0), "phases_s"),
+        "experts");
+    assert_near(json_real_value(json_object_get(experts, "error_at_speed")), 1 / 0.9 - 1);
+    json_decref(json);
+    free(page);
+    free(text);
     check_free(&r);
     mz_result_file_free(&p);
     mz_result_file_free(&q);
+}
+
+/* A record without a probe holds 0: it says nothing of the machine, however many there are. */
+static void records_without_probe(void **state) {
+    made m = measurement_of(&plain);
+    mz_err err;
+    for (int all = 0; all < 2; all++) {
+        mz_result_file p = make(&plain), q = make(&m);
+        check_result r;
+        json_object_set_new(json_object_get(p.root, "cluster"), "probe_s", json_real(4.5e-3));
+        assert_ok(mz_result_digest(p.root, p.digest, &err), &err);
+        for (int i = 0; i < q.runs; i++) {
+            q.run[i].probe_s = MZ_NEW(&q.arena, double, q.run[i].steps);
+            for (int64_t k = 0; k < q.run[i].steps; k++)
+                q.run[i].probe_s[k] = all || k % 3 > 0 ? 0 : k % 2 ? 4e-3 : 5e-3;
+        }
+        name(&q, p.digest);
+        assert_ok(check_files(&p, &q, &r, &err), &err);
+        assert_int_equal(r.probed, !all);
+        assert_near(r.speed, all ? 1 : 0.9);
+        check_free(&r);
+        mz_result_file_free(&p);
+        mz_result_file_free(&q);
+    }
+}
+
+/* Where no two policies differ, or no rule that knows little tells any two apart, beating such
+ * rules is no evidence, and is not said to be. A tie where there is something to tell is no win. */
+static void rules_without_a_say(void **state) {
+    static const char *const missed[] = {"null predictors"};
+    const char *untold = "nothing can be told: ";
+    made p = plain, m;
+    p.run[1].scale = 1.01, p.run[2].scale = 1.02;
+    m = measurement_of(&p);
+    checked c = check(&p, &m);
+    assert_missed(&c.result, NULL, 0);
+    assert_true(strstr(c.result.target[6].found, untold) == c.result.target[6].found);
+    done(&c);
+    /* Equal as measured, 4 % apart as predicted: the rules that know nothing are right by chance.
+     */
+    m.run[1].scale = 1, m.run[2].scale = 1;
+    c = check(&p, &m);
+    assert_missed(&c.result, NULL, 0);
+    assert_non_null(strstr(c.result.target[6].found, "no two policies differ by more"));
+    done(&c);
+    /* Apart as measured; imbalance, fullest rank and bytes are those of all. */
+    m = measurement_of(&plain);
+    c = check(&plain, &m);
+    assert_missed(&c.result, NULL, 0);
+    assert_non_null(strstr(c.result.target[6].found, "same of all policies"));
+    /* A rule that says of every pair what was measured, as the prediction does. */
+    p = plain;
+    for (int i = 0; i < 3; i++)
+        p.run[i].imbalance = c.result.policy[i].step.predicted;
+    done(&c);
+    c = check(&p, &m);
+    assert_missed(&c.result, missed, 1);
+    done(&c);
 }
 
 /* One pass says nothing of noise; nor do two halves that share no step. */
@@ -605,6 +688,8 @@ int main(void) {
         cmocka_unit_test(runs_are_sides),
         cmocka_unit_test(traffic_off),
         cmocka_unit_test(slow_machine),
+        cmocka_unit_test(records_without_probe),
+        cmocka_unit_test(rules_without_a_say),
         cmocka_unit_test(other_machines),
         cmocka_unit_test(not_repeated),
         cmocka_unit_test(intervals),

@@ -141,6 +141,10 @@ def keys(value, open=True):
 keys(json.load(open("check.json")))' | sort -u); do
         grep -q -- "\*$key\*" "$root/analysis/mizan-check.1.scd" || { echo "$key" && false; }
     done
+    # One line a target, but one for both of step times.
+    targets=$("$python" -c 'import json; print(len(json.load(open("check.json"))["targets"]))')
+    lines=$(sed -n '/^# TARGETS/,/^# OPTIONS/p' "$root/analysis/mizan-check.1.scd" | grep -c '^- ')
+    [ "$lines" -eq $((targets - 1)) ]
     for option in $("$mizan" check --help | grep -oE '^ .{0,6}--[a-z0-9-]+' | grep -oE -- '--[a-z0-9-]+'); do
         grep -q -- "\*$option\*" "$root/analysis/mizan-check.1.scd" || { echo "$option" && false; }
     done
