@@ -46,6 +46,13 @@ typedef struct mz_update_rates {
     float mean_least; /* of the mean of the row factors */
 } mz_update_rates;
 
+/* Row factors from this on may be at or above the floor, least * mean, of a step whose mean is not
+ * known yet: the mean falls to beta2 times the one before it at most. */
+MZ_HD float mz_row_bound(mz_update_rates r, float mean_before) {
+    const float bound = r.least * r.beta2 * mean_before;
+    return bound > MZ_ROW_LEAST ? bound : MZ_ROW_LEAST;
+}
+
 /* Bias corrections (moe-variants-and-optimizers.md 6.3): SkewAdam puts the second moment's into the
  * multiplier. */
 static inline mz_update_rates mz_update_rates_of(const mz_update *a) {

@@ -1,5 +1,6 @@
 /* Optimizer steps. The algorithm of the factored kinds is the host's (kernels/host/update.c): sweep
- * 1 gathers R, C and, by column, base^2 / R_i, from which the clip follows; sweep 2 writes.
+ * 1 gathers R, C and, by column, base^2 / R_i, from which the clip follows; sweep 2 writes. Rows
+ * far below the floor are left out of the former and added when the mean of the factors is known.
  *
  * Bytes through memory, per value with bf16 gradient g and parameter p, fp32 m and v:
  *   factored              2 g twice, p 2 + 2                                     8
@@ -25,6 +26,7 @@ typedef struct step_work {
     float *part;           /* [WAVE][blocks][2][cols] */
     float *sum;            /* [matrices][tiles or blocks] */
     float *clip;           /* [matrices] */
+    float *bound;          /* [matrices]: mz_row_bound of this step (factored) */
     bool in_shared;        /* columns' sums and factors of a block fit shared memory */
 } step_work;
 
@@ -180,6 +182,23 @@ __device__ static inline float *part_of(const step_work &w, int64_t wave, int64_
     return w.part + ((wave * w.blocks + block) * 2 + which) * w.a.cols;
 }
 
+/* max(mean of the row factors, its least) */
+__device__ static inline float row_mean(const step_work &w, int64_t matrix) {
+    const float *row = w.a.row + matrix * w.a.rows;
+    float sum = 0;
+    for (int64_t i = threadIdx.x; i < w.a.rows; i += CU_BLOCK)
+        sum += row[i];
+    sum = cu_row_sum<CU_BLOCK>(sum) / (float)w.a.rows;
+    return sum > w.r.mean_least ? sum : w.r.mean_least;
+}
+
+/* Before sweep 1, a block per matrix. */
+__global__ static void __launch_bounds__(CU_BLOCK) factored_bounds(step_work w) {
+    const float mean = row_mean(w, blockIdx.x);
+    if (threadIdx.x == 0)
+        w.bound[blockIdx.x] = mz_row_bound(w.r, mean);
+}
+
 /* Sweep 1: one block of threads per block of rows; a thread owns the columns 4 threadIdx.x + k
  * QUADS and the three after each. */
 __global__ static void __launch_bounds__(CU_BLOCK) factored_statistics(step_work w) {
@@ -211,7 +230,7 @@ __global__ static void __launch_bounds__(CU_BLOCK) factored_statistics(step_work
         __syncthreads(); /* all have read the old factor */
         if (threadIdx.x == 0)
             w.a.row[row] = factor;
-        if (factor < MZ_ROW_LEAST)
+        if (!(factor >= w.bound[matrix]))
             continue;
         const float inverse = 1.0f / factor;
         for (int64_t j = mine; j < cols; j += QUADS) {
@@ -227,29 +246,32 @@ __global__ static void __launch_bounds__(CU_BLOCK) factored_statistics(step_work
         }
 }
 
-/* max(mean of the row factors, its least), and whether any row lies below the floor. */
-__device__ static inline float row_mean(const step_work &w, int64_t matrix, bool *floored) {
-    const float *row = w.a.row + matrix * w.a.rows;
-    float sum = 0;
-    for (int64_t i = threadIdx.x; i < w.a.rows; i += CU_BLOCK)
-        sum += row[i];
-    sum = cu_row_sum<CU_BLOCK>(sum) / (float)w.a.rows;
-    const float mean = sum > w.r.mean_least ? sum : w.r.mean_least;
-    int low = 0;
-    for (int64_t i = threadIdx.x; i < w.a.rows; i += CU_BLOCK)
-        low |= row[i] < MZ_ROW_LEAST || row[i] / mean < w.r.least;
-    *floored = __syncthreads_or(low) != 0;
-    return mean;
+/* What sweep 1 left to do: rows below the floor; and whether some have added so much too much that
+ * it may hide what the others have. */
+typedef struct row_state {
+    bool floored, hides;
+} row_state;
+
+__device__ static inline row_state state_of(const step_work &w, int64_t matrix, float mean) {
+    const float *row = w.a.row + matrix * w.a.rows, bound = w.bound[matrix];
+    int floored = 0, hides = 0;
+    for (int64_t i = threadIdx.x; i < w.a.rows; i += CU_BLOCK) {
+        const bool counted = row[i] >= bound;
+        floored |= !counted || row[i] / mean < w.r.least;
+        hides |= counted && row[i] / mean < 0.5f * w.r.least;
+    }
+    return {__syncthreads_or(floored) != 0, __syncthreads_or(hides) != 0};
 }
 
-/* What rows below the floor add to a column's weighted squares beyond what sweep 1 added. */
+/* What rows below the floor add to a column's weighted squares beyond what sweep 1 added; where
+ * that is not to be used (`again`), what all rows add. */
 __device__ static inline float floored_terms(const step_work &w, int64_t matrix, int64_t j,
-                                             float mean, float scale) {
+                                             float mean, float scale, bool again) {
     float sum = 0;
     for (int64_t i = 0; i < w.a.rows; i++) {
         const int64_t row = matrix * w.a.rows + i;
         const float r = w.a.row[row];
-        const bool counted = r >= MZ_ROW_LEAST;
+        const bool counted = !again && r >= w.bound[matrix];
         if (counted && r / mean >= w.r.least)
             continue;
         const float bounded = r / mean > w.r.least ? r / mean : w.r.least;
@@ -265,8 +287,8 @@ __device__ static inline float floored_terms(const step_work &w, int64_t matrix,
 __global__ static void __launch_bounds__(CU_BLOCK) factored_columns(step_work w) {
     const int64_t wave = blockIdx.x / w.tiles, tile = blockIdx.x % w.tiles;
     const int64_t matrix = w.first + wave, j = tile * CU_BLOCK + threadIdx.x;
-    bool floored;
-    const float mean = row_mean(w, matrix, &floored);
+    const float mean = row_mean(w, matrix);
+    const row_state rows = state_of(w, matrix, mean);
     float u2 = 0;
     if (j < w.a.cols) {
         float col = 0, weighted = 0;
@@ -274,8 +296,10 @@ __global__ static void __launch_bounds__(CU_BLOCK) factored_columns(step_work w)
             col += part_of(w, wave, b, 0)[j];
             weighted += part_of(w, wave, b, 1)[j];
         }
-        if (floored)
-            weighted += floored_terms(w, matrix, j, mean, gradient_scale(w.a));
+        if (rows.hides)
+            weighted = floored_terms(w, matrix, j, mean, gradient_scale(w.a), true);
+        else if (rows.floored)
+            weighted += floored_terms(w, matrix, j, mean, gradient_scale(w.a), false);
         const quad mean_square = {{col / (float)w.a.rows, 0, 0, 0}};
         const float c = average(&w.a.col[matrix * w.a.cols + j], 1, w.r.beta2, mean_square).at[0];
         const float bounded = c > w.r.least ? c : w.r.least;
@@ -321,8 +345,7 @@ __global__ static void __launch_bounds__(CU_BLOCK, 3) factored_write(step_work w
     const int64_t cols = w.a.cols;
     const float *c = w.a.col + matrix * cols;
     const float scale = gradient_scale(w.a);
-    bool floored;
-    const float mean = row_mean(w, matrix, &floored);
+    const float mean = row_mean(w, matrix);
     for (int64_t j = threadIdx.x; w.in_shared && j < cols; j += CU_BLOCK)
         col_factor[j] = inverse_root(c[j], w.r.least);
     __syncthreads();
@@ -590,6 +613,8 @@ static size_t place(step_work *w, char *workspace) {
     w->sum = (float *)mz_take(workspace, &used, sizeof(float) * (size_t)sums);
     w->clip = (float *)mz_take(workspace, &used, sizeof(float) * (size_t)a->matrices);
     w->part = (float *)mz_take(workspace, &used, sizeof(float) * (size_t)parts);
+    if (mz_keeps_factors(a))
+        w->bound = (float *)mz_take(workspace, &used, sizeof(float) * (size_t)a->matrices);
     return used;
 }
 
@@ -626,6 +651,8 @@ static int update_factored(const mz_cuda_device *d, void *stream, step_work *w) 
     const mz_update *a = &w->a;
     size_t statistics, write;
     int error = allow_shared(d, w, &statistics, &write);
+    if (!error)
+        error = CU_LAUNCH(factored_bounds, (unsigned)a->matrices, CU_BLOCK, 0, stream, *w);
     for (w->first = 0; !error && w->first < a->matrices; w->first += WAVE) {
         const int64_t wave = wave_of(a, w->first);
         error = CU_LAUNCH(factored_statistics, (unsigned)(wave * w->blocks), CU_BLOCK, statistics,

@@ -5,8 +5,10 @@
  * eps), b_j = 1 / max(C_j, eps), the update is u_ij = base_ij sqrt(a_i b_j), base the momentum or
  * the gradient, times a bias correction. The clip needs sum u^2 = sum_j b_j sum_i a_i base_ij^2
  * before anything is written. R_i is known when row i has been read, so sweep 1 sums base_ij^2 /
- * R_i by column while the row is in the cache; a_i is M / R_i but for rows below the floor, whose
- * terms are put right afterwards. So two sweeps over the gradient do: statistics, then the write.
+ * R_i by column while the row is in the cache; a_i is M / R_i but for rows below the floor. Those
+ * that are below it whatever M becomes (mz_row_bound) are left out, their terms added afterwards.
+ * Of those that M of this step puts there, terms that are too large by far may hide the others:
+ * the matrix is then summed again. So two sweeps over the gradient do: statistics, then the write.
  * Scratch is one row per block of rows; nothing has the size of the tensor.
  *
  * Blocks follow from the shape alone and are summed in order: results do not depend on threads. */
@@ -30,6 +32,7 @@ typedef struct updating {
     int64_t width;     /* of what stands by column below: cols, or whole groups of 16 */
     float *part;       /* [wave][blocks][2][width]: columns' g^2, columns' weighted squares */
     float *line;       /* [threads][width] */
+    float *bound;      /* [matrices]: mz_row_bound of this step */
     float *mean;       /* [wave]: M */
     float *col_factor; /* [wave][width]: sqrt(b_j) */
     float *sum;        /* [matrices] or [matrices][blocks]: sums of u^2, before the correction */
@@ -86,6 +89,23 @@ static int64_t block_end(const updating *u, int64_t block) {
     return end < u->args->rows ? end : u->args->rows;
 }
 
+/* Four sums at a time hide what an addition takes. */
+static float row_mean(const updating *u, int64_t matrix) {
+    const float *x = u->args->row + matrix * u->args->rows;
+    const int64_t n = u->args->rows;
+    double sum[4] = {0};
+    for (int64_t i = 0; i < n; i++)
+        sum[i % 4] += x[i];
+    const float mean = (float)(((sum[0] + sum[1]) + (sum[2] + sum[3])) / (double)n);
+    return mean > u->rates.mean_least ? mean : u->rates.mean_least;
+}
+
+static void factored_bound(void *argument, int64_t matrix, int32_t thread) {
+    (void)thread;
+    const updating *u = argument;
+    u->bound[matrix] = mz_row_bound(u->rates, row_mean(u, matrix));
+}
+
 static void factored_statistics(void *argument, int64_t p, int32_t thread) {
     const updating *u = argument;
     const mz_update *a = u->args;
@@ -99,29 +119,31 @@ static void factored_statistics(void *argument, int64_t p, int32_t thread) {
         const float g2 = u->simd->statistics(&row, square, col);
         float *factor = &a->row[matrix * a->rows + i];
         *factor = *factor * u->rates.beta2 + (g2 / (float)a->cols) * (1 - u->rates.beta2);
-        if (*factor >= MZ_ROW_LEAST)
+        if (*factor >= u->bound[matrix])
             u->simd->weigh(weighted, square, 1 / *factor, u->width);
     }
 }
 
-/* Four sums at a time hide what an addition takes. */
-static float row_mean(const updating *u, int64_t matrix) {
-    const float *x = u->args->row + matrix * u->args->rows;
-    const int64_t n = u->args->rows;
-    double sum[4] = {0};
-    for (int64_t i = 0; i < n; i++)
-        sum[i % 4] += x[i];
-    const float mean = (float)(((sum[0] + sum[1]) + (sum[2] + sum[3])) / (double)n);
-    return mean > u->rates.mean_least ? mean : u->rates.mean_least;
+/* Below half its floor, what a row has added may be many times what it should have. */
+static bool hides_others(const updating *u, int64_t matrix, float mean) {
+    const float *row = u->args->row + matrix * u->args->rows;
+    for (int64_t i = 0; i < u->args->rows; i++)
+        if (row[i] >= u->bound[matrix] && row[i] / mean < 0.5f * u->rates.least)
+            return true;
+    return false;
 }
 
-/* Rows below the floor: their terms with the factor they really get. */
+/* Terms of rows below the floor with the factor they really get; where they hide the others, those
+ * of all rows. */
 static void mend_floored(const updating *u, int64_t matrix, float mean, float *weighted,
                          float *square) {
     const mz_update *a = u->args;
+    const bool again = hides_others(u, matrix, mean);
+    if (again)
+        memset(weighted, 0, sizeof *weighted * (size_t)u->width);
     for (int64_t i = 0; i < a->rows; i++) {
         const float r = a->row[matrix * a->rows + i];
-        const bool counted = r >= MZ_ROW_LEAST;
+        const bool counted = !again && r >= u->bound[matrix];
         if (counted && r / mean >= u->rates.least)
             continue;
         const float bounded = r / mean > u->rates.least ? r / mean : u->rates.least;
@@ -214,6 +236,7 @@ static double sum_of_all(const float *sum, int64_t n) {
 
 static void update_factored(mz_pool *pool, updating *u) {
     const mz_update *a = u->args;
+    mz_pool_run(pool, factored_bound, u, a->matrices);
     for (u->first = 0; u->first < a->matrices; u->first += wave_most(a)) {
         const int64_t wave = wave_of(a, u->first);
         mz_pool_run(pool, factored_statistics, u, wave * u->blocks);
@@ -450,7 +473,7 @@ size_t mz_host_update_workspace(const mz_kernels *k, const mz_update *a) {
     int64_t floats = sums_of(&u);
     if (mz_keeps_factors(a)) {
         const int64_t wave = wave_most(a), threads = mz_pool_threads(mz_host_of(k)->pool);
-        floats += (wave * (2 * u.blocks + 1) + threads) * u.width + wave;
+        floats += (wave * (2 * u.blocks + 1) + threads) * u.width + wave + a->matrices;
     }
     return sizeof(float) * (size_t)floats;
 }
@@ -480,6 +503,7 @@ mz_kstatus mz_host_update_step(mz_kernels *k, mz_kstream stream, const mz_update
     u.col_factor = u.line + mz_pool_threads(host->pool) * u.width;
     u.part = u.col_factor + wave_most(a) * u.width;
     u.mean = u.part + wave_most(a) * u.blocks * 2 * u.width;
+    u.bound = u.mean + wave_most(a);
     update_factored(host->pool, &u);
     return MZ_K_OK;
 }

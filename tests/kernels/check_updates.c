@@ -158,7 +158,31 @@ static void give_state(rig *r, mz_update *a, const state *s) {
     RIG_TRUE(r, (int64_t)bytes == mz_update_state_bytes(a));
 }
 
-static void steps(rig *r, mz_update a, tensor at, double size) {
+/* What gradients are multiplied with before they are scaled. */
+typedef double (*relief)(tensor at, int64_t row, int64_t col, int64_t t);
+
+/* Columns of very different size; of each matrix row 2 is far below the others, under the floor of
+ * its factor, and row 3 has no gradient at first. */
+static double rough(tensor at, int64_t row, int64_t col, int64_t t) {
+    (void)at;
+    return (row == 2 ? 0x1p-20 : row == 3 && t < 3 ? 0 : 1) * exp2((double)(col % 7) - 3);
+}
+
+/* Upper rows live in the left columns, lower rows in the right ones. From the second step on, when
+ * the upper rows grow, the lower are far under the floor of their factors: these would make the
+ * squares of their updates ten million times what the floor makes them. */
+static double apart(tensor at, int64_t row, int64_t col, int64_t t) {
+    const bool lower = row >= (at.rows + 1) / 2, right = col >= at.cols / 2;
+    return lower != right ? 0 : lower ? 0x1p-20 : t < 2 ? 0x1p-14 : 0x1p6;
+}
+
+/* Row 2 is under the floor of its factor by about a quarter, on wide matrices. */
+static double near_floor(tensor at, int64_t row, int64_t col, int64_t t) {
+    (void)at, (void)col, (void)t;
+    return row == 2 ? 0.87e-4 : 1;
+}
+
+static void steps(rig *r, mz_update a, tensor at, double size, relief part) {
     const int64_t n = at.matrices * at.rows * at.cols;
     state s = make_state(r, &a, at);
     give_state(r, &a, &s);
@@ -169,11 +193,8 @@ static void steps(rig *r, mz_update a, tensor at, double size) {
     for (int64_t t = 1; t <= 3; t++) {
         const double *g = rig_normals(r, a.gradient_type, n, size);
         for (int64_t i = 0; i < n; i++) {
-            /* Columns of very different size; of each matrix row 2 is far below the others, under
-             * the floor of its factor, and row 3 has no gradient at first. */
-            const int64_t row = i / at.cols % at.rows;
-            const double part = row == 2 ? 0x1p-20 : row == 3 && t < 3 ? 0 : 1;
-            s.g[i] = ref_stored(a.gradient_type, g[i] * part * exp2((double)(i % at.cols % 7) - 3));
+            const double here = part(at, i / at.cols % at.rows, i % at.cols, t);
+            s.g[i] = ref_stored(a.gradient_type, g[i] * here);
         }
         a.gradient = rig_put(r, a.gradient_type, s.g, n);
         a.step = t;
@@ -212,7 +233,7 @@ static void each_tensor(rig *r, mz_update a, double size) {
                 continue;
             a.gradient_type = type;
             a.clip_tensor = rig_below(r, 2);
-            steps(r, a, tensors[i], size);
+            steps(r, a, tensors[i], size, rough);
             rig_clear(r);
         }
 }
@@ -239,6 +260,21 @@ static void check_skewadam(rig *r) {
             a.factored = tier & 2;
             a.clip_rms = rig_below(r, 4) > 0;
             each_tensor(r, a, sizes[i]);
+        }
+}
+/* The sum that the clip is made of must not lose its digits to rows below their floor. */
+static void check_floors(rig *r) {
+    for (int i = 0; i < 8; i++)
+        for (int tier = 2; tier < 4; tier++) {
+            mz_update a = settings_of(MZ_UPDATE_SKEWADAM);
+            a.factored = true;
+            a.momentum = tier & 1;
+            a.gradient_type = (mz_dtype)rig_below(r, 2);
+            if (r->small && tensors[i].rows * tensors[i].cols > 4000)
+                continue;
+            steps(r, a, tensors[i], 1, apart);
+            steps(r, a, tensors[i], 1, near_floor);
+            rig_clear(r);
         }
 }
 static void check_adamw(rig *r) {
@@ -462,6 +498,7 @@ static void check_no_values(rig *r) {
 }
 
 const check checks_of_updates[] = {{"skewadam", check_skewadam},
+                                   {"rows below their floor", check_floors},
                                    {"adamw", check_adamw},
                                    {"adafactor", check_adafactor},
                                    {"lion", check_lion},
