@@ -21,6 +21,7 @@ typedef struct mz_backend_ops {
     void *(*native_stream)(const mz_kernels *k, mz_kstream stream); /* NULL: streams are numbers */
     mz_kstatus (*alloc)(mz_kernels *k, size_t bytes, void **memory);
     void (*free)(mz_kernels *k, void *memory);
+    mz_kstatus (*memory)(mz_kernels *k, size_t *all, size_t *available);
     mz_kstatus (*copy)(mz_kernels *k, mz_kstream stream, mz_copy kind, void *to, const void *from,
                        size_t bytes);
     mz_kstatus (*zero)(mz_kernels *k, mz_kstream stream, void *memory, size_t bytes);

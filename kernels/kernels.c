@@ -141,6 +141,16 @@ void mz_kernels_free(mz_kernels *k, void *memory) {
         k->ops->free(k, memory);
 }
 
+mz_kstatus mz_kernels_memory(mz_kernels *k, size_t *all, size_t *available) {
+    size_t bytes[2] = {0, 0};
+    const mz_kstatus status = k->failed ? MZ_K_EFAILED : k->ops->memory(k, &bytes[0], &bytes[1]);
+    if (all)
+        *all = bytes[0];
+    if (available)
+        *available = bytes[1];
+    return status;
+}
+
 mz_kstatus mz_kernels_copy(mz_kernels *k, mz_kstream stream, mz_copy kind, void *to,
                            const void *from, size_t bytes) {
     REQUIRE_READY("copy");

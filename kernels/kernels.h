@@ -78,6 +78,10 @@ void *mz_kernels_native_stream(const mz_kernels *context, mz_kstream stream);
 mz_kstatus mz_kernels_alloc(mz_kernels *context, size_t bytes,
                             void **memory); /* 256-byte aligned */
 void mz_kernels_free(mz_kernels *context, void *memory);
+/* What mz_kernels_alloc takes from, bytes: all of it (the device's memory, the machine's), and what
+ * is free of it now (of the machine's what processes could get without swapping). Other processes
+ * take from the same. Either may be NULL. */
+mz_kstatus mz_kernels_memory(mz_kernels *context, size_t *all, size_t *available);
 typedef enum mz_copy { MZ_COPY_IN, MZ_COPY_OUT, MZ_COPY_INSIDE } mz_copy; /* to, from, within */
 mz_kstatus mz_kernels_copy(mz_kernels *context, mz_kstream stream, mz_copy kind, void *to,
                            const void *from, size_t bytes);

@@ -159,6 +159,10 @@ static void cuda_free(mz_kernels *k, void *memory) {
     cudaFree(memory);
 }
 
+static mz_kstatus cuda_memory(mz_kernels *k, size_t *all, size_t *available) {
+    return check(k, cudaMemGetInfo(available, all), "memory");
+}
+
 static mz_kstatus cuda_copy(mz_kernels *k, mz_kstream stream, mz_copy kind, void *to,
                             const void *from, size_t bytes) {
     const enum cudaMemcpyKind direction = kind == MZ_COPY_IN    ? cudaMemcpyHostToDevice
@@ -354,6 +358,7 @@ static const mz_backend_ops cuda_ops = {
     .close = cuda_close,
     .alloc = cuda_alloc,
     .free = cuda_free,
+    .memory = cuda_memory,
     .copy = cuda_copy,
     .zero = cuda_zero,
     .native_stream = stream_of,

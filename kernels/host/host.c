@@ -71,6 +71,24 @@ static void host_free(mz_kernels *k, void *memory) {
     free(memory);
 }
 
+/* MemTotal and MemAvailable of the system, in KiB. */
+static mz_kstatus host_memory(mz_kernels *k, size_t *all, size_t *available) {
+    FILE *file = fopen("/proc/meminfo", "r");
+    char line[128];
+    unsigned long long kib = 0;
+    while (file && fgets(line, sizeof line, file))
+        if (sscanf(line, "MemTotal: %llu kB", &kib) == 1)
+            *all = (size_t)kib << 10;
+        else if (sscanf(line, "MemAvailable: %llu kB", &kib) == 1)
+            *available = (size_t)kib << 10;
+    if (file)
+        fclose(file);
+    return *all > 0 && *available > 0
+               ? MZ_K_OK
+               : mz_kernels_fail(k, MZ_K_EHARDWARE,
+                                 "memory: /proc/meminfo does not say how much there is");
+}
+
 static mz_kstatus host_copy(mz_kernels *k, mz_kstream stream, mz_copy kind, void *to,
                             const void *from, size_t bytes) {
     (void)k, (void)stream, (void)kind;
@@ -118,6 +136,7 @@ const mz_backend_ops mz_host_ops = {
     .close = host_close,
     .alloc = host_alloc,
     .free = host_free,
+    .memory = host_memory,
     .copy = host_copy,
     .zero = host_zero,
     .sync = host_sync,

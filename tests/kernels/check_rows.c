@@ -5,6 +5,7 @@
 #include <float.h>
 #include <math.h>
 #include <string.h>
+#include <unistd.h>
 
 static const mz_dtype types[] = {MZ_F32, MZ_BF16};
 
@@ -426,7 +427,31 @@ static void check_memory(rig *r) {
     RIG_TRUE(r, strlen(mz_kernels_describe(k)) > 0);
 }
 
+/* All of it stays; what is free shrinks by what is taken. Of the machine's memory others take, too.
+ */
+static void check_room(rig *r) {
+    enum { TAKEN = 64 << 20 };
+    mz_kernels *k = r->kernels;
+    size_t all, available, again, left;
+    RIG_OK(r, mz_kernels_memory(k, &all, &available));
+    RIG_TRUE(r, available > 0 && available <= all);
+    RIG_OK(r, mz_kernels_memory(k, NULL, NULL));
+    if (mz_kernels_backend(k) == MZ_BACKEND_HOST) {
+        RIG_TRUE(r, all / 1024 ==
+                        (size_t)sysconf(_SC_PHYS_PAGES) * ((size_t)sysconf(_SC_PAGESIZE) / 1024));
+        return;
+    }
+    if (r->small)
+        RIG_TRUE(r, all == (size_t)8 << 30); /* tests/shim/runtime.cpp */
+    void *memory;
+    RIG_OK(r, mz_kernels_alloc(k, TAKEN, &memory));
+    RIG_OK(r, mz_kernels_memory(k, &again, &left));
+    mz_kernels_free(k, memory);
+    RIG_TRUE(r, again == all && left + TAKEN / 2 < available);
+}
+
 const check checks_of_rows[] = {{"memory", check_memory},
+                                {"room", check_room},
                                 {"narrow", check_narrow},
                                 {"not a number", check_not_a_number},
                                 {"widen", check_widen},
