@@ -6,6 +6,7 @@ Runs with python3 -m unittest. MIZAN names the program whose `trace check` judge
 
 import os
 import signal
+import stat
 import subprocess
 import sys
 import tempfile
@@ -160,6 +161,60 @@ class Writing(InFolder):
         with self.assertRaisesRegex(ValueError, "unknown facts: expert"):
             mizan.Writer(self.path, dict(FACTS, expert=4))
 
+    def test_values_that_would_be_converted_are_refused(self):
+        bad = {
+            "float64, not integers": dict(ids=[[1.5, 2]]),
+            "neither ids nor counts": {},
+            "in a trace of pairs": dict(counts=[1] * 8),
+            "not finite and at least 0": dict(ids=[[1, 2]], weights=[[-1, 2]]),
+        }
+        for text, data in bad.items():
+            writer = mizan.Writer(self.path, FACTS, weights="weights" in data)
+            with self.assertRaisesRegex(ValueError, text):
+                writer.call(0, 0, 0, 0, 0, 1, **data)
+            writer.abandon()
+        bad = {
+            "in a trace of counts": dict(ids=[[1, 2]]),
+            "not 8 integers": dict(counts=[2.0] * 8),
+            "not 8 integers ": dict(counts=[1] * 7),
+            "not within 0 to": dict(counts=[1 << 32] + [0] * 7),
+            "not within 0 to 2": dict(counts=[-1] + [1] * 7),
+        }
+        for text, data in bad.items():
+            writer = mizan.Writer(self.path, dict(FACTS, kind="counts"))
+            with self.assertRaisesRegex(ValueError, text.strip()):
+                writer.call(0, 0, 0, 0, 0, 1, **data)
+            writer.abandon()
+        keys = {(0, 0, 2, 0): "layer 2 of 2", (0, 0, 0, 1): "rank 1 of 1"}
+        for key, text in {**keys, (-1, 0, 0, 0): "0 or more"}.items():
+            writer = mizan.Writer(self.path, FACTS)
+            with self.assertRaisesRegex(ValueError, text):
+                writer.call(*key, 0, 1, ids=[[1, 2]])
+            writer.abandon()
+        writer = mizan.Writer(self.path, dict(FACTS, top_k=0))
+        with self.assertRaisesRegex(ValueError, "pass token_pairs"):
+            writer.call(0, 0, 0, 0, 0, 1, ids=[1, 2])
+        writer.abandon()
+        self.assertEqual(os.listdir(self.folder), [])
+
+    def test_facts_that_no_reader_takes_are_refused(self):
+        for fact, text in {"layers": "is 0", "hidden": "is -1", "top_k": "more than 8"}.items():
+            value = {"layers": 0, "hidden": -1, "top_k": 9}[fact]
+            with self.assertRaisesRegex(mizan.TraceError, text):
+                mizan.Writer(self.path, {**FACTS, fact: value})
+
+    def test_outputs_that_cannot_be_written_are_refused_first(self):
+        fifo = os.path.join(self.folder, "fifo")
+        os.mkfifo(fifo)
+        os.symlink(fifo, fifo + "-link")
+        for path in (fifo, fifo + "-link", self.folder, ""):
+            with self.assertRaisesRegex(ValueError, "not a regular file|path is empty"):
+                mizan.Writer(path, FACTS)
+        with self.assertRaisesRegex(FileNotFoundError, "no folder"):
+            mizan.Writer(os.path.join(self.folder, "missing", "t.h5"), FACTS)
+        self.assertEqual(sorted(os.listdir(self.folder)), ["fifo", "fifo-link"])
+        self.assertTrue(stat.S_ISFIFO(os.stat(fifo).st_mode))
+
     def test_merge(self):
         parts, data = [], {}
         for rank in range(3):
@@ -184,6 +239,9 @@ class Writing(InFolder):
         with self.assertRaisesRegex(ValueError, "ranks is 1, but 3"):
             self.write(os.path.join(self.folder, "alone"))
             mizan.merge([parts[0], os.path.join(self.folder, "alone")], self.path)
+        with self.assertRaisesRegex(ValueError, "would replace a part"):
+            mizan.merge(parts, parts[1])
+        check(self, *parts)
 
     def test_merge_with_a_part_that_was_cut_off(self):
         parts = [os.path.join(self.folder, f"part{rank}") for rank in range(2)]
@@ -205,8 +263,13 @@ class Writing(InFolder):
             mizan.open(self.path)
         with open(self.path, "w") as file:
             file.write("text")
-        with self.assertRaises(mizan.TraceError):
+        with self.assertRaisesRegex(mizan.TraceError, "not an HDF5 file"):
             mizan.open(self.path)
+        fifo = os.path.join(self.folder, "fifo")
+        os.mkfifo(fifo)
+        for path in (fifo, self.folder):  # never waits for a writer
+            with self.assertRaisesRegex(mizan.TraceError, "not a regular file"):
+                mizan.open(path)
         with h5py.File(self.path, "w") as file:
             file.attrs["format"] = "mizan-trace"
             file.attrs["format_version"] = 2

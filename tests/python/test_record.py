@@ -470,6 +470,10 @@ class Details(InFolder):
                 rec.step()
         with self.assertRaisesRegex(ValueError, "in phase 'train' only"):
             mizan.record(model, self.path, gradient_norms=True, phase="decode")
+        with self.assertRaisesRegex(ValueError, "must be one of train, prefill, decode"):
+            mizan.record(model, self.path, phase="training")
+        with self.assertRaisesRegex(FileNotFoundError, "no folder"):
+            mizan.record(model, os.path.join(self.folder, "missing", "t.h5"))
         self.assertEqual(os.listdir(self.folder), [])
         self.assertFalse(any(m._forward_hooks for m in model.modules()))
 

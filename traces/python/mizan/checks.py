@@ -45,6 +45,15 @@ def fact(path, group, name, value):
         _refuse(path, f"{where} is {value}, must be {low} {limit}")
 
 
+def facts(path, full):
+    """All attributes, and what they say of each other."""
+    for group, attributes in schema.FACTS.items():
+        for name in attributes:
+            fact(path, group, name, full[name])
+    if full["top_k"] > full["experts"]:
+        _refuse(path, f"top_k is {full['top_k']}, more than {full['experts']} experts")
+
+
 def dataset(path, name, found, experts):
     """Type, shape, chunks and filters of a dataset."""
     kinds, width = schema.TYPES[name], (experts,) if name == "counts" else ()

@@ -1,5 +1,6 @@
 """Several ranks' parts into one trace."""
 
+import os
 import warnings
 
 from .reader import open_trace
@@ -19,6 +20,8 @@ def merge(parts, path, *, deflate=4):
         traces = [open_trace(part) for part in parts]
         if not traces:
             raise ValueError("no parts to merge")
+        if any(os.path.realpath(trace.path) == os.path.realpath(path) for trace in traces):
+            raise ValueError(f"{path}: the output would replace a part")
         _check(traces)
         _write(traces, path, deflate)
     finally:

@@ -227,6 +227,8 @@ class Trace:
 
 
 def _open_file(path):
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise TraceError(f"{path}: not a regular file")
     try:
         return h5py.File(path, "r")
     except OSError as problem:
@@ -236,6 +238,11 @@ def _open_file(path):
         except OSError:
             if not os.path.exists(path):
                 raise FileNotFoundError(f"{path}: no such file") from None
+            if os.access(path, os.R_OK) and not h5py.is_hdf5(path):
+                raise TraceError(
+                    f"{path}: not an HDF5 file; 'mizan trace import' makes traces of other "
+                    "programs' recordings"
+                ) from None
             raise TraceError(f"{path}: {problem}") from None
 
 
@@ -289,9 +296,7 @@ def _read_facts(file, path):
             if name not in there and name in schema.REQUIRED:
                 raise TraceError(f"{path}: /{group}: attribute '{name}' is missing")
             facts[name] = _value(there[name]) if name in there else default
-            checks.fact(path, group, name, facts[name])
-    if facts["top_k"] > facts["experts"]:
-        raise TraceError(f"{path}: top_k is {facts['top_k']}, more than {facts['experts']} experts")
+    checks.facts(path, facts)
     return facts, bool(file.attrs.get("complete", 1))
 
 

@@ -11,7 +11,8 @@ import time
 
 import numpy as np
 
-from .writer import Writer
+from . import schema
+from .writer import Writer, output_path
 
 _ROUTERS = ("gate", "router")
 
@@ -93,6 +94,11 @@ class Recorder:
         self._torch = torch
         self._rank, self._ranks = _place(torch, rank, ranks)
         self.path = os.fspath(path) + (f".rank{self._rank}" if self._ranks > 1 else "")
+        output_path(self.path)
+        if phase not in schema.CHOICES["phase"]:
+            raise ValueError(
+                f"phase is {phase!r}, must be one of {', '.join(schema.CHOICES['phase'])}"
+            )
         self._blocks = find_blocks(model)
         if not self._blocks:
             raise ValueError(

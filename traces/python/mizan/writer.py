@@ -5,7 +5,7 @@ import os
 import h5py
 import numpy as np
 
-from . import schema
+from . import checks, schema
 
 _CHUNK_BYTES = 1 << 20
 _BULK = ("pairs", "rows", "counts", "sequences", "steps")  # flushed before /calls
@@ -31,9 +31,9 @@ class Writer:
         sequences=False,
         deflate=4,
     ):
-        self.path = os.path.realpath(os.fspath(path))
+        self.path = output_path(path)
         self.partial = f"{self.path}.partial-{os.getpid()}"
-        self.facts = _complete(facts)
+        self.facts = _complete(self.path, facts)
         self._deflate = deflate
         self._rows = {}
         self._waiting = {}
@@ -126,10 +126,16 @@ class Writer:
             raise ValueError(
                 f"call {key} does not follow {self._last} in (step, micro_batch, layer, rank)"
             )
+        for name, value, most in (("layer", key[2], "layers"), ("rank", key[3], "ranks")):
+            if not 0 <= value < self.facts[most]:
+                raise ValueError(f"call {key}: {name} {value} of {self.facts[most]}")
+        if min(key[0], key[1], int(token_begin), int(tokens)) < 0:
+            raise ValueError(f"call {key}: step, micro-batch and tokens are 0 or more")
         if counts is None:
+            self._check(key, int(tokens), ids, token_pairs)
             pairs = np.asarray(ids).size
-            self._check(key, int(tokens), ids, weights, token_pairs)
         else:
+            self._check_counts(key, np.asarray(counts))
             pairs = int(np.sum(counts))
             self._put("counts", np.asarray(counts)[None])
         given = {
@@ -148,7 +154,7 @@ class Writer:
             values = np.asarray(values).ravel()
             if len(values) != (pairs if name.startswith("pairs/") else tokens):
                 raise ValueError(f"call {key}: {name} has {len(values)} values")
-            if values.dtype.kind == "f" and not (np.isfinite(values) & (values >= 0)).all():
+            if not (np.isfinite(values) & (values >= 0)).all():
                 raise ValueError(
                     f"call {key}: {name} holds a value that is not finite and at least 0"
                 )
@@ -157,8 +163,25 @@ class Writer:
             self._put("calls/" + name, [value])
         self._last = key
 
-    def _check(self, key, tokens, ids, weights, token_pairs):
+    def _check_counts(self, key, counts):
+        experts = self.facts["experts"]
+        if "counts" not in self._waiting:
+            raise ValueError(f"call {key}: counts in a trace of pairs: pass ids")
+        if counts.shape != (experts,) or counts.dtype.kind not in "iu":
+            raise ValueError(f"call {key}: counts are not {experts} integers")
+        if counts.min() < 0 or counts.max() >= 1 << 32:
+            raise ValueError(f"call {key}: a count is not within 0 to 2^32 - 1")
+
+    def _check(self, key, tokens, ids, token_pairs):
+        if ids is None:
+            raise ValueError(f"call {key}: neither ids nor counts")
         ids, top_k = np.asarray(ids), self.facts["top_k"]
+        if "pairs/expert" not in self._waiting:
+            raise ValueError(f"call {key}: ids in a trace of counts: pass counts")
+        if ids.size and ids.dtype.kind not in "iu":
+            raise ValueError(f"call {key}: ids are {ids.dtype}, not integers")
+        if not top_k and token_pairs is None:
+            raise ValueError(f"call {key}: rows/pairs is missing: pass token_pairs")
         if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < self.facts["experts"]:
             raise ValueError(
                 f"call {key}: an expert is not within 0 to {self.facts['experts'] - 1}"
@@ -216,8 +239,21 @@ class Writer:
             os.unlink(self.partial)
 
 
-def _complete(facts):
-    """Facts with every default filled in; strings cut to their longest."""
+def output_path(path):
+    """The file behind `path`; what cannot be written is refused before any work."""
+    path = os.fspath(path)
+    if not path:
+        raise ValueError("the output path is empty")
+    real = os.path.realpath(path)
+    if os.path.exists(real) and not os.path.isfile(real):
+        raise ValueError(f"{path}: cannot write: it exists and is not a regular file")
+    if not os.path.isdir(os.path.dirname(real)):
+        raise FileNotFoundError(f"{path}: cannot write: no folder {os.path.dirname(real)}")
+    return real
+
+
+def _complete(path, facts):
+    """Facts with every default filled in, checked; strings cut to their longest."""
     known = {name: entry for group in schema.FACTS.values() for name, entry in group.items()}
     unknown = set(facts) - set(known)
     if unknown:
@@ -235,6 +271,7 @@ def _complete(facts):
     for name, choices in schema.CHOICES.items():
         if full[name] not in choices:
             raise ValueError(f"{name} is {full[name]!r}, must be one of {', '.join(choices)}")
+    checks.facts(path, full)
     return full
 
 
