@@ -57,14 +57,18 @@ static void request_stop(int signal_number) {
     stop_requested = 1;
 }
 
-/* The first interrupt asks, the second one kills. A closed pipe is an error of write, not a signal.
- */
+/* The first interrupt asks, the second one kills; a hang-up asks too, unless nohup has it ignored.
+ * A closed pipe or a file beyond the size limit is an error of write, not a signal. */
 static void catch_signals(void) {
     struct sigaction stop = {.sa_handler = request_stop, .sa_flags = SA_RESETHAND};
     sigemptyset(&stop.sa_mask);
     sigaction(SIGINT, &stop, NULL);
     sigaction(SIGTERM, &stop, NULL);
+    struct sigaction hangup;
+    if (sigaction(SIGHUP, NULL, &hangup) == 0 && hangup.sa_handler != SIG_IGN)
+        sigaction(SIGHUP, &stop, NULL);
     signal(SIGPIPE, SIG_IGN);
+    signal(SIGXFSZ, SIG_IGN);
 }
 
 /* With a closed stdout the next file opened would become it and receive our output. Read-only, so

@@ -53,9 +53,9 @@ static mz_code parse_type(const char *path, const char *text, mz_npy_shape *shap
     if (!known)
         return mz_fail(
             err, MZ_EINPUT,
-            "%s: element type %.8s is not supported; use integers or floats (u1 u2 u4 u8 "
+            "%s: element type %.*s is not supported; use integers or floats (u1 u2 u4 u8 "
             "i1 i2 i4 i8 f2 f4 f8)",
-            path, text);
+            path, (int)strcspn(text + 1, "'\",}") + 2, text);
     if (order == '>' && size > 1)
         return mz_fail(
             err, MZ_EINPUT,

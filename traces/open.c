@@ -35,35 +35,6 @@ mz_code mz_fault(mz_faults *faults, const char *fmt, ...) {
 
 /* ---- attributes ------------------------------------------------------------------------------ */
 
-static bool is_tail(unsigned char c) {
-    return (c & 0xc0) == 0x80;
-}
-
-/* Well-formed UTF-8 (RFC 3629) without control characters: facts end up in JSON and on terminals.
- */
-static bool is_clean_text(const char *text) {
-    const unsigned char *c = (const unsigned char *)text;
-    while (*c) {
-        if (*c < 0x20 || *c == 0x7f)
-            return false;
-        int tails = *c < 0x80                 ? 0
-                    : *c >= 0xc2 && *c < 0xe0 ? 1
-                    : *c >= 0xe0 && *c < 0xf0 ? 2
-                    : *c >= 0xf0 && *c < 0xf5 ? 3
-                                              : -1;
-        if (tails < 0)
-            return false;
-        if ((*c == 0xe0 && c[1] < 0xa0) || (*c == 0xed && c[1] > 0x9f) ||
-            (*c == 0xf0 && c[1] < 0x90) || (*c == 0xf4 && c[1] > 0x8f))
-            return false;
-        for (int i = 1; i <= tails; i++)
-            if (!is_tail(c[i]))
-                return false;
-        c += tails + 1;
-    }
-    return true;
-}
-
 typedef struct text_rule {
     const char *group, *name;
     size_t offset, size;
@@ -137,7 +108,8 @@ static mz_code read_text(mz_trace *trace, const text_rule *rule, mz_faults *faul
     snprintf(field, rule->size, "%s", rule->dflt);
     if (code != MZ_OK || attr.kind == MZ_ATTR_MISSING)
         return code;
-    if (attr.kind != MZ_ATTR_TEXT || strlen(attr.text) >= rule->size || !is_clean_text(attr.text))
+    if (attr.kind != MZ_ATTR_TEXT || strlen(attr.text) >= rule->size ||
+        !mz_text_is_clean(attr.text))
         return mz_fault(faults,
                         "attribute %s of %s must be a UTF-8 string of at most %zu bytes without "
                         "control characters",

@@ -102,3 +102,30 @@ bool mz_column_wanted(mz_column_id id, const mz_trace_facts *facts) {
         return true;
     }
 }
+
+static bool is_tail(unsigned char c) {
+    return (c & 0xc0) == 0x80;
+}
+
+bool mz_text_is_clean(const char *text) {
+    const unsigned char *c = (const unsigned char *)text;
+    while (*c) {
+        if (*c < 0x20 || *c == 0x7f)
+            return false;
+        int tails = *c < 0x80                 ? 0
+                    : *c >= 0xc2 && *c < 0xe0 ? 1
+                    : *c >= 0xe0 && *c < 0xf0 ? 2
+                    : *c >= 0xf0 && *c < 0xf5 ? 3
+                                              : -1;
+        if (tails < 0)
+            return false;
+        if ((*c == 0xe0 && c[1] < 0xa0) || (*c == 0xed && c[1] > 0x9f) ||
+            (*c == 0xf0 && c[1] < 0x90) || (*c == 0xf4 && c[1] > 0x8f))
+            return false;
+        for (int i = 1; i <= tails; i++)
+            if (!is_tail(c[i]))
+                return false;
+        c += tails + 1;
+    }
+    return true;
+}

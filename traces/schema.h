@@ -76,4 +76,8 @@ extern const char *const mz_kind_names[2];  /* pairs, counts */
 extern const char *const mz_phase_names[3]; /* train, prefill, decode */
 extern const char *const mz_step_names[3];  /* iteration, forward, none */
 
+/* Well-formed UTF-8 (RFC 3629) without control characters, as every string of the format is: facts
+ * end up in JSON and on terminals. */
+bool mz_text_is_clean(const char *text);
+
 #endif

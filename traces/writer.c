@@ -250,6 +250,10 @@ static mz_code create_file(mz_trace_writer *writer, mz_err *err) {
 static mz_code text_fault(const char *what, const char *text, size_t size, mz_err *err) {
     if (!memchr(text, 0, size))
         return mz_fail(err, MZ_EINPUT, "trace facts: %s is not terminated", what);
+    if (!mz_text_is_clean(text))
+        return mz_fail(err, MZ_EINPUT,
+                       "trace facts: %s must be UTF-8 text without control characters, not '%s'",
+                       what, text);
     return MZ_OK;
 }
 
@@ -314,6 +318,7 @@ mz_code mz_trace_create(const char *path, const mz_trace_facts *facts,
         writer->col[i].dataset = -1;
     writer->codec = mz_codec_new(writer->options.deflate);
     writer->ranges = mz_calloc((size_t)facts->ranks, sizeof *writer->ranges);
+    H5dont_atexit(); /* it follows freed memory where closing a file failed for want of room */
     H5Eset_auto2(H5E_DEFAULT, NULL, NULL);
     if (writer->options.deflate < 0 || writer->options.deflate > 9)
         code = mz_fail(err, MZ_EINPUT, "deflate level %d, must be 0 to 9", writer->options.deflate);

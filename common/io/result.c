@@ -589,7 +589,9 @@ mz_code mz_result_write(const mz_result *result, const char *path, const char *p
     if (!code)
         code = mz_output_begin(&output, path, err);
     if (!code) {
-        /* The library would print its error stack; the one line below says what a user can use. */
+        /* The library would print its error stack; the one line below says what a user can use. At
+         * exit it would follow freed memory where closing a file failed for want of room. */
+        H5dont_atexit();
         H5E_auto2_t printer;
         void *printer_data;
         H5Eget_auto2(H5E_DEFAULT, &printer, &printer_data);

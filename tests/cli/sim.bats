@@ -268,6 +268,12 @@ EOF
     [ "$status" -eq 0 ] || [ "$status" -eq 2 ]
 }
 
+@test "a result file that the disk has no room for is one line, and nothing of it stays" {
+    limited() { (ulimit -f 2 && exec "${sim[@]}" -q --policy static --steps 1 --detail -o r.h5 >table); }
+    fails 4 "r.h5: the result file could not be written" limited
+    only_files table
+}
+
 @test "every option of sim and trace is in its man page" {
     for command in sim trace; do
         page=$(find "$root/analysis" "$root/traces" -name "mizan-$command.1.scd")

@@ -1,0 +1,51 @@
+#!/usr/bin/env bats
+# mizan trace at its edges: facts that no reader takes, signals, a file size limit.
+
+load common
+
+setup() { enter_tmpdir; }
+
+@test "facts that no reader would take are refused, and what is there stays" {
+    "$python" -c 'import numpy; numpy.save("ids.npy", numpy.tile(numpy.array([1, 2], "<i4"), (10, 4, 1)))'
+    for name in $'two\nlines' $'\x01' $'\xff' $'\xc3'; do
+        fails 2 "must be UTF-8 text without control characters" \
+            "$mizan" -q trace import ids.npy --experts 8 --name "$name" -o t.h5
+    done
+    fails 2 "licence must be UTF-8" "$mizan" -q trace import ids.npy --experts 8 --licence $'\x7f' -o t.h5
+    only_files ids.npy
+    "$mizan" -q trace import ids.npy --experts 8 --name $'\xc3\xa9\xe2\x82\xac' -o t.h5
+    "$mizan" trace check t.h5
+}
+
+@test "an element type that is not supported is named, and no more" {
+    "$python" -c 'import numpy; numpy.save("ids.npy", numpy.full((4, 2, 2), "word"))'
+    fails 2 "element type '<U4' is not supported" "$mizan" -q trace import ids.npy --experts 8 -o t.h5
+    only_files ids.npy
+}
+
+@test "a hang-up ends a command cleanly, but not one under nohup" {
+    "$python" - "$mizan" <<'EOF2'
+import os, signal, subprocess, sys, time
+
+def start(handler, *options):
+    command = [sys.argv[1], "-q", "trace", "synth", *options, "-o", "t.h5"]
+    set_handler = lambda: signal.signal(signal.SIGHUP, handler)
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=set_handler)
+    while process.poll() is None and not os.listdir():
+        time.sleep(0.01)
+    assert process.poll() is None, "it ended before the signal"
+    process.send_signal(signal.SIGHUP)
+    return process.communicate(timeout=60)[1], process.returncode
+
+assert start(signal.SIG_DFL, "--steps", "1000000") == ("mizan: trace: interrupted; nothing was written\n", 130)
+assert os.listdir() == []
+assert start(signal.SIG_IGN, "--steps", "4") == ("", 0)
+assert os.listdir() == ["t.h5"]
+EOF2
+}
+
+@test "a file size limit is one line, and leaves nothing" {
+    limited() { (ulimit -f 20 && exec "$mizan" -q trace synth -o t.h5); }
+    fails 4 "HDF5 failed while" limited
+    only_files
+}
