@@ -265,6 +265,122 @@ VALUES = [  # importer, what, the edit, words of the refusal or None, a look at 
 ]
 
 
+def answers(layers, weights=(0.75, 0.25)):
+    table.document("prints.json", dict(router_data=[
+        {"token_5": {f"layer_{l}": dict(selected_experts=[1, 0], selected_probs=list(weights)) for l in range(layers)}}]))
+
+
+def nf4_layers(*names, **meta):
+    lines("a.jsonl", dict(meta=dict(dict(steps=1, layers=len(names), top_k=2, n_experts=8), **meta)),
+          dict(step=0, routed={name: [2 * i, 2 * i + 1] for i, name in enumerate(names)}))
+
+
+def counts_table(header, *rows):
+    return lambda: text("table.csv", header, *rows)
+
+
+def layers_of_counts(column, *of_layer):
+    """Two steps; `of_layer` is what each of four experts of a layer has."""
+    return counts_table(f"step,layer,expert,{column}", *(f"{s},{l},{e},{n}" for s in range(2) for l, n in enumerate(of_layer)
+                                                         for e in range(4)))
+
+
+def laer_loads(*loads):
+    return lambda: text("loads.csv", "rank,method,model_name,layer,iter,token_num",
+                        *(f"{r},laer,m,0,0,{load}" for r, load in enumerate(loads)))
+
+
+def header_alone(path, descr, shape, data=b""):
+    """A .npy file that states more than it holds."""
+    head = f"{{'descr': '{descr}', 'fortran_order': False, 'shape': {shape}, }}".ljust(117) + "\n"
+    return lambda: open(path, "wb").write(b"\x93NUMPY\x01\x00" + len(head).to_bytes(2, "little") + head.encode() + data)
+
+
+def dense_with_weights():
+    ids = np.concatenate([IDS[:, :1] * 0, IDS], 1)  # a dense layer and a filler, which have no weights
+    ids[0] = 0
+    weights = np.full(ids.shape, 0.5, np.float32)
+    weights[:, 0] = weights[0] = 0
+    np.save("ids.npy", ids)
+    np.save("weights.npy", weights)
+
+
+def bounds(*rows):
+    return lambda: text("s.csv", "first_row,num_tokens", *rows)
+
+
+def both(*edits):
+    return lambda: [edit() for edit in edits]
+
+
+def imatrix_of(**tensors):
+    return lambda: table.gguf("m.gguf", {f"blk.{n}_exps.weight.counts": np.full((4, 1), v, np.float32) for n, v in tensors.items()})
+
+
+VALUES += [
+    ("gpt-oss-json", "a first position of 2^63 - 1", swap("prints.json", '"token_5"', '"token_9223372036854775807"'), ("router_data[0]",), None),
+    ("gpt-oss-json", "a position behind a blank", swap("prints.json", '"token_5"', '"token_ 5"'), ("router_data[0]",), None),
+    ("gpt-oss-json", "another top-k", lambda: None, ("top-2 in the file, but --top-k 3",), None, "--top-k", "3"),
+    ("gpt-oss-json", "weights over all experts", lambda: answers(2, (0.3, 0.1)), None, holds(model_of_weights_normalized=0)),
+    ("gpt-oss-json", "as many layers as gpt-oss-20b", lambda: answers(24), None,
+     holds(model_of_name=b"unknown", model_of_experts=8, model_of_hidden=7), "--hidden", "7"),
+    ("gpt-oss-json", "gpt-oss-20b", lambda: answers(24), None,
+     holds(model_of_name=b"gpt-oss-20b", model_of_weights_normalized=1, model_of_hidden=7, model_of_intermediate=2880),
+     "--experts", "32", "--hidden", "7"),
+    ("nf4-jsonl", "a layer under two names", lambda: nf4_layers("1", "01"), ('routed: "1" and "01" are one layer',), None),
+    ("nf4-jsonl", "layers with a gap", lambda: nf4_layers("1", "3", top_k_native=1), None,
+     holds(run_of_import_notes=b"layers=2 of those up to 3; ids within a token=ascending; native top-k=1", model_of_name=b"unknown"),
+     "--top-k", "2"),
+    ("nf4-jsonl", "more experts per token than there are", lambda: nf4_layers("0", n_experts=1), ("a.jsonl: line 1: top-2 of 1 experts",), None),
+    ("counts-csv", "epochs from 1, steps that go on", counts_table("epoch,step,layer,expert,count", "1,0,0,0,2", "1,0,0,1,2", "2,1,0,0,2",
+                                                                   "2,1,0,1,2"), None, holds(calls__step=[0, 1])),
+    ("counts-csv", "epochs alone", counts_table("epoch,layer,expert,count", "1,0,0,2", "1,0,1,2", "2,0,0,2", "2,0,1,2"), None,
+     holds(calls__step=[1, 2], run_of_step=b"iteration"), "--phase", "train"),
+    ("counts-csv", "floats", swap("table.csv", "10,0,1,4", "10.0,0.0,1.0,4.0"), None, holds(calls__step=[10, 10, 20, 20])),
+    ("counts-csv", "a share that is rounded up beyond 1/k", counts_table("layer,expert,prob", "0,0,0.504", "0,1,0.3", "0,2,0.198"), None,
+     holds(counts=[[100, 60, 40]]), "--tokens", "100", "--phase", "train"),
+    ("counts-csv", "dense layers", layers_of_counts("count", 0, 2, 2), None, holds(calls__step=[0, 0, 1, 1], counts=[[2] * 4] * 4)),
+    ("counts-csv", "dense layers before counts that could be shares", layers_of_counts("token_distr", 0, 2, 2), None,
+     holds(counts=[[2] * 4] * 4)),
+    ("counts-csv", "zeros alone", layers_of_counts("count", 0, 0), ("table.csv: count is 0 everywhere",), None),
+    ("counts-csv", "more experts per token than there are", lambda: None, ("table.csv: --top-k 5, but there are 4 experts",), None,
+     "--top-k", "5", "--dropped"),
+    ("laer-csv", "zeros alone", laer_loads(0, 0), ("loads.csv: no token in it",), None),
+    ("laer-csv", "fewer ranks than experts per token", laer_loads(4), ("loads.csv: top-2", "one group of experts per rank: 1"), None),
+    ("laer-csv", "more than 32 bits of pairs", laer_loads(1 << 33, 1 << 33), ("loads.csv: call of step 0",), None),
+    ("laer-csv", "65,536 ranks", laer_loads(*[4] * 65536), ("loads.csv: 1 layers x 65536 ranks",), None),
+    ("hrtr", "more than memory holds of one token", lambda: table.hrtr(head=(0x52545248, 1, 65536, 65536, 4096, 65536)),
+     ("t.hrtr: 1 tokens of 65536 layers x top-4096",), None),
+    ("moe-balance", "weights that sum to 1", lambda: None, None, holds(model_of_weights_normalized=1)),
+    ("moe-balance", "weights that do not", line("log.jsonl", 4, put("topk_weights", 2, [0.75, 0.5])), None,
+     holds(model_of_weights_normalized=0)),
+    ("moe-balance", "weights that come later", line("log.jsonl", 1, put("topk_weights", None)),
+     ('line 2: "topk_weights", which the first line has not',), None),
+    ("moe-balance", "empty lines alone", lambda: text("log.jsonl", "", ""), ("log.jsonl: no line in it",), None),
+    bad_array("moe-infinity", "matrices.npy", filled(2 ** 24, (2, 1, 0), np.float64), "[2, 1, 0]: 16777216 is no count"),
+    bad_array("moe-infinity", "matrices.npy", filled(2048, (2, 1, 0), np.float16), "[2, 1, 0]: 2048 is no count"),
+    ("moe-infinity", "a matrix beyond memory", header_alone("matrices.npy", "<f4", (1, 65536, 65536)), ("are not plausible",), None),
+    ("npy-ids", "weights of dense layers and fillers are none", dense_with_weights, None,
+     holds(model_of_weights_normalized=1, calls__tokens=[2, 2]), "--weights", "weights.npy"),
+    ("npy-ids", "no sequence", bounds(), ("ids.npy: no token in it",), None, "--sequences", "s.csv"),
+    ("npy-ids", "a sequence beyond memory", both(bounds(f"0,{1 << 40}"), header_alone("ids.npy", "<i4", (1 << 40, 1, 8),
+                                                                                    np.arange(800, dtype="<i4").tobytes())),
+     ("ids.npy: 1099511627776 tokens of 1 layers x top-8",), None, "--experts", "1000", "--sequences", "s.csv"),
+    ("esft-text", "a NUL byte", raw("expert_weights_2.txt", lambda d: d.replace(b"0.25", b"0\x00.25", 1)), ("line 1: a NUL byte in it",), None),
+    ("megatron-tpe", "a line twice", raw("rank1.jsonl", lambda d: d.replace(b"\n", b"\n" + d.splitlines(True)[0], 1)),
+     ("rank1.jsonl: iteration 100", "recorded twice"), None),
+    ("megatron-tpe", "no micro-batch", lambda: [lines(f"rank{r}.jsonl", dict(iter=1 + r, layer=0, tpe=[[2, 2]] * r)) for r in range(2)],
+     ('rank0.jsonl: line 1: "tpe" lists no micro-batch',), None, "--ep-size", "1"),
+    ("megatron-tpe", "zeros alone", lambda: [lines(f"rank{r}.jsonl", dict(iter=1, layer=0, tpe=[[0, 0]])) for r in range(2)],
+     ("rank1.jsonl: no token in it",), None),
+    ("imatrix", "counts of different tensors", imatrix_of(**{"0.ffn_gate": 2, "1.ffn_up": 2}), ("2 layers have counts", "only 1 of ffn_gate_exps"),
+     None),
+    ("imatrix", "a negative layer", imatrix_of(**{"-1.ffn_gate": 2}), ("no tensor blk.N",), None),
+    ("imatrix", "zeros alone", imatrix_of(**{"0.ffn_gate": 0}), ("m.gguf: all counts are 0",), None),
+    ("imatrix", "more experts per token than there are", lambda: None, ("m.gguf: --top-k 5, but there are 4 experts",), None, "--top-k", "5"),
+]
+
+
 def values(mizan):
     for name, what, edit, words, look, *more in VALUES:
         row = table.ROWS[name]

@@ -2,6 +2,7 @@
 
 #include "common/base/arena.h"
 
+#include <math.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
@@ -68,6 +69,17 @@ mz_code mz_import_ask(mz_err *err, const char *path, const char *what, const cha
     return mz_fail(err, MZ_EINPUT, "%s: %s not in the file: pass --%s N", path, what, option);
 }
 
+mz_code mz_import_top_k(const char *path, const mz_import_options *options, int64_t experts,
+                        int32_t *top_k, mz_err *err) {
+    if (options->top_k <= 0)
+        return mz_import_ask(err, path, "the number of experts per token is", "top-k");
+    if (experts > 0 && options->top_k > experts)
+        return mz_fail(err, MZ_EINPUT, "%s: --top-k %lld, but there are %lld experts", path,
+                       (long long)options->top_k, (long long)experts);
+    *top_k = (int32_t)options->top_k;
+    return MZ_OK;
+}
+
 mz_code mz_import_need_phase(mz_err *err, const char *path, const mz_import_options *options) {
     if (options->phase)
         return MZ_OK;
@@ -79,6 +91,13 @@ mz_code mz_import_stopped(const mz_app *app, mz_err *err) {
     if (app->stop && *app->stop)
         return mz_fail(err, MZ_EABORTED, "interrupted; nothing was written");
     return MZ_OK;
+}
+
+mz_code mz_import_close(const char *path, const mz_import_report *report, mz_trace_writer **writer,
+                        mz_err *err) {
+    if (report->tokens == 0)
+        return mz_fail(err, MZ_EINPUT, "%s: no token in it", path);
+    return mz_trace_writer_close(writer, err);
 }
 
 mz_code mz_import_lines(const mz_app *app, const char *path,
@@ -129,7 +148,7 @@ bool mz_head_has(const unsigned char *head, size_t size, const char *text) {
 
 int mz_head_first(const unsigned char *head, size_t size) {
     for (size_t i = 0; i < size; i++)
-        if (!strchr(" \t\r\n", head[i]))
+        if (head[i] == '\0' || !strchr(" \t\r\n", head[i]))
             return head[i];
     return 0;
 }
@@ -157,6 +176,44 @@ void mz_domains_free(mz_domains *domains) {
     domains->count = 0;
 }
 
+/* ---- sequences and blocks of them ------------------------------------------------------------ */
+
+static size_t pair_bytes(bool weights) {
+    return sizeof(uint16_t) + (weights ? sizeof(float) : 0);
+}
+
+mz_code mz_sequence_grow(mz_sequence *sequence, int64_t tokens, size_t row, bool weights,
+                         mz_err *err) {
+    size_t most = MZ_SEQUENCE_BYTES / (row * pair_bytes(weights)), values = (size_t)tokens * row;
+    if ((size_t)tokens > most)
+        return mz_fail(err, MZ_EINPUT,
+                       "a sequence of more than %zu tokens (%zu MiB), which is more than is held",
+                       most, MZ_SEQUENCE_BYTES >> 20);
+    if (!mz_grow((void **)&sequence->expert, &sequence->expert_room, values,
+                 sizeof *sequence->expert) ||
+        (weights && !mz_grow((void **)&sequence->weight, &sequence->weight_room, values,
+                             sizeof *sequence->weight)))
+        return mz_fail_nomem(err, "a sequence");
+    return MZ_OK;
+}
+
+void mz_sequence_free(mz_sequence *sequence) {
+    free(sequence->expert);
+    free(sequence->weight);
+    *sequence = (mz_sequence){0};
+}
+
+bool mz_weights_normalized(const float *weight, int64_t rows, int32_t top_k) {
+    for (int64_t r = 0; r < rows; r++) {
+        double sum = 0;
+        for (int32_t i = 0; i < top_k; i++)
+            sum += weight[r * top_k + i];
+        if (!(fabs(sum - 1) < 0.01)) /* four roundings of 2^-11 and some margin */
+            return false;
+    }
+    return true;
+}
+
 static bool widen(void **array, size_t count, size_t size) {
     if (size && count > SIZE_MAX / size)
         return false;
@@ -166,16 +223,34 @@ static bool widen(void **array, size_t count, size_t size) {
     return grown != NULL;
 }
 
+/* Tokens of MZ_SEQUENCE_BYTES. */
+static int64_t tokens_held(const mz_block *block) {
+    size_t row = (size_t)block->layers * (size_t)block->top_k;
+    return (int64_t)(MZ_SEQUENCE_BYTES / (row * pair_bytes(block->weights)));
+}
+
+int64_t mz_block_most(const mz_block *block) {
+    int64_t most = tokens_held(block);
+    most = most > 0 ? most : 1;
+    return most < MZ_BLOCK_TOKENS ? most : MZ_BLOCK_TOKENS;
+}
+
 mz_code mz_block_begin(mz_block *block, int64_t tokens, mz_trace_writer *writer,
                        mz_import_report *report, mz_err *err) {
-    if (block->tokens > 0 && tokens > MZ_BLOCK_TOKENS - block->tokens) {
+    int64_t most = mz_block_most(block);
+    if (tokens > tokens_held(block))
+        return mz_fail(err, MZ_EINPUT,
+                       "%lld tokens of %d layers x top-%d at once: more than the %zu MiB that are "
+                       "held",
+                       (long long)tokens, block->layers, block->top_k, MZ_SEQUENCE_BYTES >> 20);
+    if (block->tokens > 0 && tokens > most - block->tokens) {
         mz_code code = mz_block_write(block, writer, report, err);
         if (code)
             return code;
     }
     if (block->tokens + tokens <= block->room)
         return MZ_OK;
-    int64_t room = tokens > MZ_BLOCK_TOKENS ? tokens : MZ_BLOCK_TOKENS;
+    int64_t room = tokens > most ? tokens : most;
     size_t row = (size_t)block->layers * (size_t)block->top_k, call = (size_t)block->top_k;
     bool ok = widen((void **)&block->expert, (size_t)room, row * sizeof(uint16_t)) &&
               widen((void **)&block->layer_expert, (size_t)room, call * sizeof(uint16_t));

@@ -26,11 +26,20 @@ mz_code mz_import_facts(const mz_app *app, const mz_import_options *options,
 /* MZ_EINPUT that asks for a missing answer: "PATH: WHAT is not in the file: pass --OPTION N". */
 mz_code mz_import_ask(mz_err *err, const char *path, const char *what, const char *option);
 
+/* --top-k, which the file does not hold. MZ_EINPUT: not given, or more than `experts` (0 or less:
+ * not known yet). */
+mz_code mz_import_top_k(const char *path, const mz_import_options *options, int64_t experts,
+                        int32_t *top_k, mz_err *err);
+
 /* MZ_EINPUT unless --phase was given: the source does not tell it. */
 mz_code mz_import_need_phase(mz_err *err, const char *path, const mz_import_options *options);
 
 /* MZ_EABORTED once the user has interrupted. */
 mz_code mz_import_stopped(const mz_app *app, mz_err *err);
+
+/* Closes the trace. MZ_EINPUT: no token came into it, and a trace without any is none. */
+mz_code mz_import_close(const char *path, const mz_import_report *report, mz_trace_writer **writer,
+                        mz_err *err);
 
 /* Hands every line of a JSON-lines file to `take`, until one fails or the user interrupts. */
 mz_code mz_import_lines(const mz_app *app, const char *path,
@@ -57,8 +66,28 @@ typedef struct mz_domains {
 mz_code mz_domain_of(mz_domains *domains, const char *name, int32_t *domain, mz_err *err);
 void mz_domains_free(mz_domains *domains);
 
+/* Bytes of ids and weights that are held of one sequence; a longer one is refused. */
+#define MZ_SEQUENCE_BYTES ((size_t)256 << 20)
+
+/* Ids and weights of the sequence being read, [tokens][layers][top_k]. */
+typedef struct mz_sequence {
+    uint16_t *expert;
+    float *weight; /* of sequences with weights */
+    size_t expert_room, weight_room;
+} mz_sequence;
+
+/* Room for `tokens` tokens of `row` ids, and as many weights. MZ_EINPUT: more than
+ * MZ_SEQUENCE_BYTES. */
+mz_code mz_sequence_grow(mz_sequence *sequence, int64_t tokens, size_t row, bool weights,
+                         mz_err *err);
+void mz_sequence_free(mz_sequence *sequence);
+
+/* Whether each of `rows` rows of top_k weights sums to 1, within what half precision rounds. */
+bool mz_weights_normalized(const float *weight, int64_t rows, int32_t top_k);
+
 /* Whole sequences waiting to become the calls of one block, token-major: expert and weight are
- * [tokens][layers][top_k]. Memory: MZ_BLOCK_TOKENS tokens, or the longest sequence. */
+ * [tokens][layers][top_k]. Memory: MZ_BLOCK_TOKENS tokens, or the longest sequence; no more than
+ * MZ_SEQUENCE_BYTES. */
 typedef struct mz_block {
     int32_t layers, top_k;
     bool weights, step_per_block; /* blocks are steps, not micro-batches of step 0 */
@@ -70,8 +99,11 @@ typedef struct mz_block {
     int64_t blocks, written; /* blocks and tokens written so far */
 } mz_block;
 
+/* Tokens that a block takes of a source without sequences. */
+int64_t mz_block_most(const mz_block *block);
 /* Room for a sequence of `tokens` more tokens, writing out what is held if the block would grow
- * beyond MZ_BLOCK_TOKENS. The caller then fills from mz_block_expert / mz_block_weight. */
+ * beyond mz_block_most. The caller then fills from mz_block_expert / mz_block_weight. MZ_EINPUT:
+ * more than MZ_SEQUENCE_BYTES. */
 mz_code mz_block_begin(mz_block *block, int64_t tokens, mz_trace_writer *writer,
                        mz_import_report *report, mz_err *err);
 uint16_t *mz_block_expert(mz_block *block);

@@ -7,7 +7,7 @@
  * Shares need --tokens: they become counts whose sum is exact (largest remainders). Shares that sum
  * to 1 are of pairs, to top-k of tokens. Domains are micro-batches, steps without a step column
  * none. One source rank. Rows are sorted; memory is that of the sorting and one step. */
-#include "traces/importers/gather.h"
+#include "traces/importers/rows.h"
 #include "traces/importers/spill.h"
 #include "traces/importers/table.h"
 
@@ -40,7 +40,7 @@ typedef struct csv_import {
     csv_run run[MAX_RUNS]; /* the different ones that match */
     int runs;
     mz_spill rows;
-    int64_t last_epoch, highest_step; /* so far, in the order of the file */
+    int64_t last_epoch, highest_step; /* so far, in the order of the file; -1 before the first */
     bool anew;                        /* steps start anew in an epoch */
     csv_row *call;                    /* rows of one call, in order */
     size_t calls, room;
@@ -60,7 +60,8 @@ static bool has_column(const unsigned char *head, size_t size, const char *name)
         bool end = i == size || head[i] == '\n' || head[i] == '\r';
         if (!end && head[i] != ',')
             continue;
-        if (i - begin == length && memcmp(head + begin, name, length) == 0)
+        size_t quotes = i - begin >= 2 && head[begin] == '"' && head[i - 1] == '"';
+        if (i - begin == length + 2 * quotes && memcmp(head + begin + quotes, name, length) == 0)
             return true;
         if (end)
             return false;
@@ -112,6 +113,8 @@ static mz_code line_fault(const csv_import *in, mz_err *err, int column, const c
 /* A layer's number may follow a word, as in "idx2" or "layers.2". */
 static mz_code read_layer(csv_import *in, int64_t *layer, mz_err *err) {
     char *text = in->csv.field[in->layer], *end;
+    if (isdigit((unsigned char)*text))
+        return mz_csv_int(&in->csv, in->layer, MZ_LAYERS_MAX, layer, err);
     while (isalpha((unsigned char)*text) || *text == '_' || *text == '.')
         text++;
     *layer = strtoll(text, &end, 10);
@@ -202,8 +205,7 @@ static mz_code look_epoch(csv_import *in, csv_row *row, mz_err *err) {
 static mz_code take_row(csv_import *in, csv_row *row, mz_err *err) {
     if (in->anew)
         row->step += row->epoch * (in->highest_step + 1);
-    mz_code code = mz_labels_add(&in->gather.label, row->layer, err);
-    return code ? code : mz_spill_add(&in->rows, row, err);
+    return mz_spill_add(&in->rows, row, err);
 }
 
 static mz_code one_run(const csv_import *in, const char *path, mz_err *err) {
@@ -280,8 +282,17 @@ static mz_code check_call(csv_import *in, const char *path, int64_t *highest, mz
     return MZ_OK;
 }
 
-/* Experts from --experts, or where every call lists all of them. */
-static mz_code take_experts(csv_import *in, const char *path, mz_err *err) {
+/* Whether a call holds nothing but zeros. */
+static bool zero_call(const csv_import *in) {
+    for (size_t i = 0; i < in->calls; i++)
+        if (in->call[i].value != 0)
+            return false;
+    return true;
+}
+
+/* Layers: those that are not zero in every call, as dense ones are. Experts: from --experts, or
+ * where every call lists all of them. */
+static mz_code take_shape(csv_import *in, const char *path, mz_err *err) {
     int64_t experts = in->options->experts, highest = 0;
     size_t fewest = SIZE_MAX;
     const void *ahead = NULL;
@@ -289,9 +300,13 @@ static mz_code take_experts(csv_import *in, const char *path, mz_err *err) {
     while (in->calls > 0 && !code) {
         code = check_call(in, path, &highest, err);
         fewest = in->calls < fewest ? in->calls : fewest;
+        if (!code && !zero_call(in))
+            code = mz_labels_add(&in->gather.label, in->call[0].layer, err);
         if (!code)
             code = next_call(in, &ahead, err);
     }
+    if (!code && in->gather.label.count == 0)
+        return mz_fail(err, MZ_EINPUT, "%s: %s is 0 everywhere", path, in->csv.name[in->value]);
     if (!code && experts <= 0 && fewest != (size_t)highest + 1)
         return mz_fail(err, MZ_EINPUT,
                        "%s: not every layer lists every expert, so their number is not in the "
@@ -319,9 +334,13 @@ static mz_code take_facts(csv_import *in, const char *path, mz_err *err) {
     const void *ahead = NULL;
     if (in->anew)
         mz_import_note(&in->facts, "step=epoch x %lld + step", (long long)(in->highest_step + 1));
-    mz_code code = take_experts(in, path, err);
+    mz_code code = take_shape(in, path, err);
+    if (!code)
+        code = mz_import_top_k(path, in->options, in->facts.experts, &in->facts.top_k, err);
     if (!code)
         code = first_call(in, &ahead, err);
+    while (!code && zero_call(in))
+        code = next_call(in, &ahead, err);
     if (code)
         return code;
     in->shares = holds_shares(in);
@@ -332,7 +351,7 @@ static mz_code take_facts(csv_import *in, const char *path, mz_err *err) {
                        path, in->csv.name[in->value]);
     if (!in->options->name && in->run[0].model[0])
         strcpy(in->facts.name, in->run[0].model);
-    if (!in->options->step_meaning && in->step < 0)
+    if (!in->options->step_meaning && in->step < 0 && in->epoch < 0)
         in->facts.step_meaning = MZ_STEP_NONE;
     in->rest = mz_calloc((size_t)in->facts.experts, sizeof *in->rest);
     in->count = mz_calloc((size_t)in->facts.experts, sizeof *in->count);
@@ -353,16 +372,17 @@ static mz_code share_out(csv_import *in, const csv_row *row, size_t rows, int64_
                        sum);
     memset(in->rest, 0, (size_t)in->facts.experts * sizeof *in->rest);
     for (size_t i = 0; i < rows; i++) {
-        double exact = row[i].value / sum * (double)pairs;
-        if (exact > (double)in->options->tokens + 1)
+        double exact = row[i].value / sum * (double)pairs, tokens = (double)in->options->tokens;
+        if (exact > tokens + 1)
             return mz_fail(err, MZ_EINPUT,
                            "expert %lld has a share of %g of the pairs; at top-%d it cannot be "
                            "more than 1/%d",
                            (long long)row[i].expert, row[i].value / sum, in->facts.top_k,
                            in->facts.top_k);
-        count[row[i].expert] = (int64_t)exact;
-        in->rest[row[i].expert] = exact - floor(exact);
-        given += (int64_t)exact;
+        bool all = exact >= tokens; /* no token chooses an expert twice */
+        count[row[i].expert] = all ? in->options->tokens : (int64_t)exact;
+        in->rest[row[i].expert] = all ? -1 : exact - floor(exact);
+        given += count[row[i].expert];
     }
     for (; given < pairs; given++) {
         int32_t best = 0;
@@ -403,6 +423,16 @@ static mz_code take_call(csv_import *in, mz_err *err) {
     return code;
 }
 
+static int by_number(const void *a, const void *b) {
+    int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
+    return (x > y) - (x < y);
+}
+
+static bool is_dense(const csv_import *in, int64_t layer) {
+    const mz_labels *label = &in->gather.label;
+    return !bsearch(&layer, label->value, label->count, sizeof *label->value, by_number);
+}
+
 /* Calls in order, written whenever a step ends. */
 static mz_code take_calls(csv_import *in, mz_err *err) {
     const void *ahead = NULL;
@@ -412,7 +442,9 @@ static mz_code take_calls(csv_import *in, mz_err *err) {
         if (in->gather.entries > 0 && in->call[0].step != step)
             code = mz_gather_write(&in->gather, in->writer, in->report, err);
         step = in->call[0].step;
-        if (!code)
+        if (is_dense(in, in->call[0].layer))
+            mz_rows_skip(in->report, 1, "layers without any selection (dense ones)");
+        else if (!code)
             code = take_call(in, err);
         if (!code)
             code = next_call(in, &ahead, err);
@@ -440,7 +472,7 @@ static mz_code write_trace(csv_import *in, const char *path, const char *output,
         code = take_calls(in, err);
     if (code == MZ_EINPUT)
         mz_err_prefix(err, "%s", path);
-    return code ? code : mz_trace_writer_close(&in->writer, err);
+    return code ? code : mz_import_close(path, in->report, &in->writer, err);
 }
 
 /* All rows into the spill; where there are epochs, a first time to look at these. */
@@ -482,7 +514,8 @@ static mz_code import_files(mz_app *app, char **files, int count, const mz_impor
     csv_import *in = mz_calloc(1, sizeof *in);
     if (!in)
         return mz_fail_nomem(err, "the importer");
-    *in = (csv_import){.app = app, .options = options, .report = report};
+    *in = (csv_import){
+        .app = app, .options = options, .report = report, .last_epoch = -1, .highest_step = -1};
     in->gather.facts = &in->facts;
     in->rows = mz_spill_make(sizeof(csv_row), by_call, output);
     mz_code code = mz_import_facts(app, options, &defaults, &in->facts, err);
@@ -490,9 +523,8 @@ static mz_code import_files(mz_app *app, char **files, int count, const mz_impor
         code = open_table(in, files[0], err);
     if (!code && in->step < 0)
         code = mz_import_need_phase(err, files[0], options);
-    if (!code && options->top_k <= 0)
-        code = mz_import_ask(err, files[0], "the number of experts per token is", "top-k");
-    in->facts.top_k = (int32_t)options->top_k;
+    if (!code)
+        code = mz_import_top_k(files[0], options, options->experts, &in->facts.top_k, err);
     in->facts.ranks = 1;
     if (!code)
         code = read_table(in, files[0], err);
@@ -503,9 +535,9 @@ static mz_code import_files(mz_app *app, char **files, int count, const mz_impor
     if (!code)
         code = write_trace(in, files[0], output, write, err);
     if (!code && in->shares)
-        snprintf(report->note, sizeof report->note,
-                 "counts are shares of %lld tokens, rounded to whole pairs",
-                 (long long)options->tokens);
+        snprintf(report->note + strlen(report->note), sizeof report->note - strlen(report->note),
+                 "%scounts are shares of %lld tokens, rounded to whole pairs",
+                 report->note[0] ? "; " : "", (long long)options->tokens);
     free_import(in);
     return code;
 }

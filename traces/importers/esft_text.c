@@ -11,7 +11,6 @@
 
 #include <ctype.h>
 #include <errno.h>
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -27,9 +26,7 @@ typedef struct esft_import {
     mz_trace_facts facts;
     mz_block block;
     mz_input **input; /* of the folder being read, [layers] */
-    uint16_t *expert;
-    float *weight;
-    size_t expert_room, weight_room;
+    mz_sequence sequence;
     mz_trace_writer *writer;
     mz_import_report *report;
 } esft_import;
@@ -73,7 +70,7 @@ static mz_code read_ids(esft_import *in, const mz_input *input, char *text, int6
                         int32_t layer, mz_err *err) {
     int32_t k = in->facts.top_k, layers = in->facts.layers;
     for (int64_t t = 0; t < tokens; t++) {
-        uint16_t *expert = in->expert + (t * layers + layer) * k;
+        uint16_t *expert = in->sequence.expert + (t * layers + layer) * k;
         for (int32_t i = 0; i < k; i++) {
             char *end;
             long id = strtol(text, &end, 10);
@@ -104,7 +101,7 @@ static mz_code read_weights(esft_import *in, const mz_input *input, char *text, 
                                "least 0",
                                mz_input_path(input), (long long)mz_input_line_number(input),
                                (long long)t, (int)strcspn(text, "\t"), text);
-            in->weight[(t * layers + layer) * k + i] = (float)value;
+            in->sequence.weight[(t * layers + layer) * k + i] = (float)value;
             text = *end ? end + 1 : end;
         }
     return MZ_OK;
@@ -119,6 +116,8 @@ static mz_code read_layer(esft_import *in, int32_t layer, int64_t *tokens, bool 
     *end = !line;
     if (code || !line)
         return code;
+    if (strlen(line) != length)
+        return line_fault(input, err, "a NUL byte in it: another format, or damaged?");
     char *split = strstr(line, "\t\t");
     if (!split)
         return line_fault(input, err,
@@ -133,32 +132,21 @@ static mz_code read_layer(esft_import *in, int32_t layer, int64_t *tokens, bool 
     if (*tokens >= 0 && *tokens != here)
         return line_fault(input, err, "another number of tokens than in the layer before");
     *tokens = here;
-    size_t values = (size_t)here * (size_t)in->facts.layers * (size_t)in->facts.top_k;
-    if (!mz_grow((void **)&in->expert, &in->expert_room, values, sizeof *in->expert) ||
-        !mz_grow((void **)&in->weight, &in->weight_room, values, sizeof *in->weight))
-        return mz_fail_nomem(err, "a sequence");
+    size_t row = (size_t)in->facts.layers * (size_t)in->facts.top_k;
+    code = mz_sequence_grow(&in->sequence, here, row, true, err);
+    if (code)
+        return mz_err_prefix(err, "%s: line %lld", mz_input_path(input),
+                             (long long)mz_input_line_number(input));
     split[1] = '\0';
     code = read_ids(in, input, line, here, layer, err);
     return code ? code : read_weights(in, input, split + 2, here, layer, err);
 }
 
-/* Whether the weights of the first sequence sum to 1 over each token's experts. */
-static bool look_normalized(const esft_import *in, int64_t tokens) {
-    int32_t k = in->facts.top_k;
-    for (int64_t t = 0; t < tokens * in->facts.layers; t++) {
-        double sum = 0;
-        for (int32_t i = 0; i < k; i++)
-            sum += in->weight[t * k + i];
-        if (!(fabs(sum - 1) < 0.01))
-            return false;
-    }
-    return true;
-}
-
 static mz_code create(esft_import *in, int64_t tokens, const char *output,
                       const mz_trace_write_options *write, mz_err *err) {
     if (in->options->weights_normalized < 0)
-        in->facts.weights_normalized = look_normalized(in, tokens);
+        in->facts.weights_normalized =
+            mz_weights_normalized(in->sequence.weight, tokens * in->facts.layers, in->facts.top_k);
     in->block = (mz_block){.layers = in->facts.layers,
                            .top_k = in->facts.top_k,
                            .weights = true,
@@ -188,8 +176,8 @@ static mz_code read_folder(esft_import *in, const esft_file *file, const char *o
         if (!in->writer)
             code = create(in, tokens, output, write, err);
         if (!code)
-            code = mz_block_add(&in->block, in->expert, in->weight, tokens, -1, in->writer,
-                                in->report, err);
+            code = mz_block_add(&in->block, in->sequence.expert, in->sequence.weight, tokens, -1,
+                                in->writer, in->report, err);
         if (!code)
             code = mz_import_stopped(in->app, err);
     }
@@ -243,7 +231,7 @@ static mz_code sort_files(esft_import *in, esft_file *file, char **files, int co
     return MZ_OK;
 }
 
-/* Folders are named rank_{R} by the ranks that wrote them: which are not there?. */
+/* Folders are named rank_{R} by the ranks that wrote them: notes those that are not there. */
 static mz_code note_missing(esft_import *in, const esft_file *file, int count, mz_err *err) {
     int folders = count / in->facts.layers;
     mz_rank_file *rank = mz_calloc((size_t)folders, sizeof *rank);
@@ -266,11 +254,11 @@ static mz_code note_missing(esft_import *in, const esft_file *file, int count, m
 }
 
 static mz_code take_facts(esft_import *in, const char *path, mz_err *err) {
-    if (in->options->top_k <= 0)
-        return mz_import_ask(err, path, "the number of experts per token is", "top-k");
-    if (in->options->experts <= 0)
-        return mz_import_ask(err, path, "the number of experts is", "experts");
-    in->facts.top_k = (int32_t)in->options->top_k;
+    mz_code code = mz_import_top_k(path, in->options, in->options->experts, &in->facts.top_k, err);
+    if (!code && in->options->experts <= 0)
+        code = mz_import_ask(err, path, "the number of experts is", "experts");
+    if (code)
+        return code;
     in->facts.experts = (int32_t)in->options->experts;
     in->facts.ranks = 1;
     in->facts.has_weight = in->facts.has_sequences = true;
@@ -308,7 +296,7 @@ static mz_code import_files(mz_app *app, char **files, int count, const mz_impor
     if (!code)
         code = mz_block_write(&in->block, in->writer, report, err);
     if (!code)
-        code = mz_trace_writer_close(&in->writer, err);
+        code = mz_import_close(files[0], report, &in->writer, err);
     free(file);
     if (!in)
         return code;
@@ -316,8 +304,7 @@ static mz_code import_files(mz_app *app, char **files, int count, const mz_impor
         mz_trace_writer_abandon(&in->writer);
     mz_block_free(&in->block);
     free(in->input);
-    free(in->expert);
-    free(in->weight);
+    mz_sequence_free(&in->sequence);
     free(in);
     return code;
 }

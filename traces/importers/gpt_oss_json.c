@@ -6,22 +6,23 @@
 #include "traces/importers/json_list.h"
 #include "traces/importers/table.h"
 
-#include "common/base/arena.h"
-
+#include <ctype.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* Bytes of ids and weights of one answer; a longer one is refused. */
-static const size_t SEQUENCE_BYTES = (size_t)256 << 20;
+/* The two models that such files were written of, told apart by their layers. */
+static const struct known {
+    const char *name;
+    int32_t layers, experts;
+    int64_t hidden, intermediate;
+} models[] = {{"gpt-oss-20b", 24, 32, 2880, 2880}, {"gpt-oss-120b", 36, 128, 2880, 2880}};
 
 typedef struct json_import {
     mz_app *app;
     const mz_import_options *options;
     const char *path;
     int64_t tokens, position; /* of the current file, so far */
-    uint16_t *expert;         /* [tokens][layers][top_k] of it */
-    float *weight;
-    size_t expert_room, weight_room;
+    mz_sequence sequence;     /* of it */
     mz_trace_facts facts;
     mz_block block;
     mz_domains domains;
@@ -43,20 +44,25 @@ static int recognise(const char *path, const unsigned char *head, size_t size) {
     return strstr(text, "\"full_text\"") && strstr(text, "\"original_prompt\"") ? 70 : 0;
 }
 
+/* N of "token_N", or -1. */
+static int64_t position_of(const char *key) {
+    static const char prefix[] = "token_";
+    char *end;
+    if (strncmp(key, prefix, strlen(prefix)) != 0 || !isdigit((unsigned char)key[strlen(prefix)]))
+        return -1;
+    long long number = strtoll(key + strlen(prefix), &end, 10);
+    return *end == '\0' && number < INT64_MAX ? number : -1;
+}
+
 /* The layers of entry `index`: the one member of {"token_N": {...}}. */
 static mz_code token_layers(const char *path, json_t *entry, size_t index, json_t **layers,
                             int64_t *position, mz_err *err) {
     void *member = json_object_iter(entry);
-    int end = 0;
-    long long number;
-    if (json_object_size(entry) != 1 ||
-        sscanf(json_object_iter_key(member), "token_%lld%n", &number, &end) != 1 ||
-        json_object_iter_key(member)[end] != '\0' || number < 0 ||
-        !json_is_object(json_object_iter_value(member)))
+    *position = json_object_size(entry) == 1 ? position_of(json_object_iter_key(member)) : -1;
+    if (*position < 0 || !json_is_object(json_object_iter_value(member)))
         return mz_fail(err, MZ_EINPUT, "%s: router_data[%zu]: not an object {\"token_N\": {...}}",
                        path, index);
     *layers = json_object_iter_value(member);
-    *position = number;
     return MZ_OK;
 }
 
@@ -120,7 +126,15 @@ static mz_code read_token(const json_import *in, const char *path, json_t *entry
     return MZ_OK;
 }
 
-/* Layers, top-k and experts from the first file. 24 layers are gpt-oss-20b, 36 are gpt-oss-120b. */
+/* The known model with so many layers and, where the user says, experts; NULL: another one. */
+static const struct known *known_model(size_t layers, int64_t experts) {
+    for (size_t i = 0; i < sizeof models / sizeof models[0]; i++)
+        if ((size_t)models[i].layers == layers && (experts <= 0 || experts == models[i].experts))
+            return &models[i];
+    return NULL;
+}
+
+/* Layers, top-k and experts from the first file. */
 static mz_code take_shape(json_import *in, const char *path, json_t *entry,
                           const mz_import_options *options, mz_err *err) {
     json_t *layers;
@@ -134,22 +148,24 @@ static mz_code take_shape(json_import *in, const char *path, json_t *entry,
     if (count == 0 || count > MZ_LAYERS_MAX || k == 0 || k > MZ_MAX_TOP_K)
         return mz_fail(err, MZ_EINPUT, "%s: router_data[0]: no layer_0 with selected_experts",
                        path);
+    if (options->top_k > 0 && options->top_k != (int64_t)k)
+        return mz_fail(err, MZ_EINPUT, "%s: top-%zu in the file, but --top-k %lld", path, k,
+                       (long long)options->top_k);
+    const struct known *model = known_model(count, options->experts);
+    if (options->experts <= 0 && !model)
+        return mz_import_ask(err, path, "the number of experts is", "experts");
     mz_trace_facts *facts = &in->facts;
     facts->layers = (int32_t)count;
     facts->top_k = (int32_t)k;
     facts->ranks = 1;
-    facts->has_weight = facts->has_sequences = facts->weights_normalized = true;
-    if (options->weights_normalized == 0)
-        facts->weights_normalized = false;
-    facts->experts = (int32_t)options->experts;
-    if (options->experts <= 0)
-        facts->experts = count == 24 ? 32 : count == 36 ? 128 : 0;
-    if (facts->experts == 0)
-        return mz_import_ask(err, path, "the number of experts is", "experts");
-    if (!options->name)
-        strcpy(facts->name, count == 24 ? "gpt-oss-20b" : count == 36 ? "gpt-oss-120b" : "unknown");
-    if (count == 24 || count == 36)
-        facts->hidden = facts->intermediate = 2880;
+    facts->has_weight = facts->has_sequences = true;
+    facts->experts = options->experts > 0 ? (int32_t)options->experts : model->experts;
+    if (model && !options->name)
+        strcpy(facts->name, model->name);
+    if (model && facts->hidden == 0)
+        facts->hidden = model->hidden;
+    if (model && facts->intermediate == 0)
+        facts->intermediate = model->intermediate;
     in->block.layers = facts->layers;
     in->block.top_k = facts->top_k;
     in->block.weights = true;
@@ -161,18 +177,15 @@ static mz_code take_shape(json_import *in, const char *path, json_t *entry,
 static mz_code take_token(void *self, size_t index, json_t *entry, mz_err *err) {
     json_import *in = self;
     mz_code code = in->facts.layers ? MZ_OK : take_shape(in, in->path, entry, in->options, err);
-    size_t row = (size_t)in->facts.layers * (size_t)in->facts.top_k, values = (index + 1) * row;
+    size_t row = (size_t)in->facts.layers * (size_t)in->facts.top_k;
     if (code)
         return code;
-    if (index >= SEQUENCE_BYTES / (row * (sizeof *in->expert + sizeof *in->weight)))
-        return mz_fail(err, MZ_EINPUT, "%s: router_data[%zu]: an answer of more than %zu MiB",
-                       in->path, index, SEQUENCE_BYTES >> 20);
-    if (!mz_grow((void **)&in->expert, &in->expert_room, values, sizeof *in->expert) ||
-        !mz_grow((void **)&in->weight, &in->weight_room, values, sizeof *in->weight))
-        return mz_fail_nomem(err, "an answer");
     in->tokens = (int64_t)index + 1;
-    return read_token(in, in->path, entry, index, &in->position, in->expert + index * row,
-                      in->weight + index * row, err);
+    code = mz_sequence_grow(&in->sequence, in->tokens, row, true, err);
+    if (code)
+        return mz_err_prefix(err, "%s: router_data[%zu]", in->path, index);
+    return read_token(in, in->path, entry, index, &in->position, in->sequence.expert + index * row,
+                      in->sequence.weight + index * row, err);
 }
 
 /* One file, which is one sequence; the first one creates the trace. */
@@ -188,18 +201,23 @@ static mz_code read_file(json_import *in, const char *output, const mz_trace_wri
     if (!code && dataset)
         code = mz_domain_of(&in->domains, dataset, &domain, err);
     json_decref(rest);
-    if (!code && !in->writer)
+    if (!code && !in->writer) {
+        if (in->options->weights_normalized < 0)
+            in->facts.weights_normalized = mz_weights_normalized(
+                in->sequence.weight, in->tokens * in->facts.layers, in->facts.top_k);
         code = mz_trace_create(output, &in->facts, write, &in->writer, err);
+    }
     if (!code)
-        code = mz_block_add(&in->block, in->expert, in->weight, in->tokens, domain, in->writer,
-                            in->report, err);
+        code = mz_block_add(&in->block, in->sequence.expert, in->sequence.weight, in->tokens,
+                            domain, in->writer, in->report, err);
     return code;
 }
 
 static mz_code import_files(mz_app *app, char **files, int count, const mz_import_options *options,
                             const char *output, const mz_trace_write_options *write,
                             mz_import_report *report, mz_err *err) {
-    static const mz_import_defaults defaults = {.source = "gpt-oss router fingerprints",
+    static const mz_import_defaults defaults = {.name = "unknown",
+                                                .source = "gpt-oss router fingerprints",
                                                 .licence = "Apache-2.0",
                                                 .router = "softmax",
                                                 .kind = MZ_TRACE_PAIRS,
@@ -224,13 +242,12 @@ static mz_code import_files(mz_app *app, char **files, int count, const mz_impor
     if (!code)
         code = mz_block_write(&in->block, in->writer, report, err);
     if (!code)
-        code = mz_trace_writer_close(&in->writer, err);
+        code = mz_import_close(files[0], report, &in->writer, err);
     if (in->writer)
         mz_trace_writer_abandon(&in->writer);
     mz_block_free(&in->block);
     mz_domains_free(&in->domains);
-    free(in->expert);
-    free(in->weight);
+    mz_sequence_free(&in->sequence);
     free(in);
     return code;
 }

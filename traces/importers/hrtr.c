@@ -94,9 +94,11 @@ static mz_code read_tokens(hrtr_import *in, const char *path, mz_err *err) {
     mz_code code = MZ_OK;
     mz_progress progress = mz_progress_start(&in->app->log, "importing", "tokens", 0);
     while (!code && !end) {
-        int64_t tokens = 0;
-        code = mz_block_begin(&in->block, MZ_BLOCK_TOKENS, in->writer, in->report, err);
-        while (!code && !end && tokens < MZ_BLOCK_TOKENS) {
+        int64_t tokens = 0, most = mz_block_most(&in->block);
+        code = mz_block_begin(&in->block, most, in->writer, in->report, err);
+        if (code == MZ_EINPUT)
+            mz_err_prefix(err, "%s", path);
+        while (!code && !end && tokens < most) {
             code = read_token(in, path, mz_block_expert(&in->block) + tokens * row, &end, err);
             tokens += !code && !end;
         }
@@ -107,8 +109,6 @@ static mz_code read_tokens(hrtr_import *in, const char *path, mz_err *err) {
         mz_progress_update(&progress, in->token);
     }
     mz_progress_end(&progress);
-    if (!code && in->token == 0)
-        return mz_fail(err, MZ_EINPUT, "%s: no token in it", path);
     return code ? code : mz_block_write(&in->block, in->writer, in->report, err);
 }
 
@@ -134,7 +134,7 @@ static mz_code import_files(mz_app *app, char **files, int count, const mz_impor
     if (!code)
         code = read_tokens(&in, files[0], err);
     if (!code)
-        code = mz_trace_writer_close(&in.writer, err);
+        code = mz_import_close(files[0], report, &in.writer, err);
     if (in.writer)
         mz_trace_writer_abandon(&in.writer);
     if (in.input)

@@ -1,18 +1,20 @@
 /* llama.cpp's importance matrix as GGUF: general.type "imatrix", and for every MoE layer N tensors
  * blk.N.ffn_{gate,up,down}_exps.weight.counts, F32, one number per expert: how often it was chosen.
- * The three agree; one is taken. There is no time axis: the trace is one step on one source rank.
- * The older .dat form holds values already divided by the counts and is refused. */
+ * The three agree; one is taken, the same in all layers. There is no time axis: the trace is one
+ * step on one source rank. The older .dat form holds values already divided by the counts and is
+ * refused. */
 #include "traces/importers/rows.h"
 #include "traces/importers/table.h"
 
 #include "common/base/arena.h"
 #include "traces/datafile.h"
 
+#include <ctype.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_TENSORS = 1 << 20, MAX_KEYS = 1 << 20, MAX_NAME = 1 << 16, F32 = 0 };
+enum { MAX_TENSORS = 1 << 20, MAX_KEYS = 1 << 20, F32 = 0 };
 
 typedef struct gguf_import {
     const mz_import_options *options;
@@ -28,6 +30,7 @@ typedef struct gguf_import {
     mz_tensor *tensor;
     int64_t *layer;
     size_t count, room, layer_room;
+    mz_labels counted, taken; /* layers with counts of any of the three, and of that one */
 } gguf_import;
 
 /* The older form: a number of entries, then the length and text of the first tensor's name. */
@@ -160,7 +163,7 @@ static mz_code note_end(gguf_import *in, const char *name, const uint64_t *exten
 
 /* One tensor of the header; those that count experts are kept, of one kind. */
 static mz_code take_tensor(gguf_import *in, mz_err *err) {
-    char name[128], kind[8] = "", rest[2] = "";
+    char name[128], kind[8] = "";
     uint32_t dims, type;
     uint64_t extent[4] = {1, 1, 1, 1}, offset;
     int64_t layer;
@@ -182,15 +185,26 @@ static mz_code take_tensor(gguf_import *in, mz_err *err) {
     if (code)
         return code;
     long long number;
-    if (sscanf(name, "blk.%9lld.ffn_%4[a-z]_exps.weight.counts%n%1s", &number, kind, &end, rest) !=
-            2 ||
+    if (strncmp(name, "blk.", 4) != 0 || !isdigit((unsigned char)name[4]) ||
+        sscanf(name, "blk.%9lld.ffn_%4[a-z]_exps.weight.counts%n", &number, kind, &end) != 2 ||
         name[end] != '\0' || end == 0)
         return MZ_OK;
     layer = number;
+    if (strcmp(kind, "gate") != 0 && strcmp(kind, "up") != 0 && strcmp(kind, "down") != 0)
+        return MZ_OK;
     if (in->kind[0] == '\0')
         strcpy(in->kind, kind);
-    if (strcmp(in->kind, kind) != 0)
-        return MZ_OK;
+    if (in->counted.count > MZ_LAYERS_MAX)
+        return mz_fail(err, MZ_EINPUT, "%s: more than %d layers with experts",
+                       mz_datafile_path(in->file), MZ_LAYERS_MAX);
+    code = mz_labels_add(&in->counted, layer, err);
+    if (code || strcmp(in->kind, kind) != 0)
+        return code;
+    code = mz_labels_add(&in->taken, layer, err);
+    if (!code && in->taken.count == in->count)
+        code = mz_fail(err, MZ_EINPUT, "%s: %s a second time", mz_datafile_path(in->file), name);
+    if (code)
+        return code;
     mz_tensor tensor = {.shape = {.dims = 1, .kind = 'f', .size = 4}, .offset = (int64_t)offset};
     tensor.shape.extent[0] = (int64_t)(extent[0] * extent[1]);
     if (type != F32 || extent[0] > MZ_EXPERTS_MAX || extent[1] > MZ_EXPERTS_MAX ||
@@ -245,6 +259,12 @@ static mz_code read_header(gguf_import *in, mz_err *err) {
         return mz_fail(err, MZ_EINPUT,
                        "%s: no tensor blk.N.ffn_gate_exps.weight.counts: the model has no experts",
                        path);
+    if (!code && in->counted.count > in->taken.count)
+        return mz_fail(
+            err, MZ_EINPUT,
+            "%s: %zu layers have counts of their experts, but only %zu of ffn_%s_exps: is "
+            "it of a run that was cut short?",
+            path, in->counted.count, in->taken.count, in->kind);
     if (!code && (in->alignment == 0 || in->alignment > 1 << 20))
         return mz_fail(err, MZ_EINPUT, "%s: alignment %llu is not plausible", path,
                        (unsigned long long)in->alignment);
@@ -302,18 +322,21 @@ static mz_code read_layers(gguf_import *in, mz_err *err) {
 static mz_code write_trace(gguf_import *in, const char *output, const mz_trace_write_options *write,
                            mz_err *err) {
     mz_trace_writer *writer = NULL;
+    if (in->gather.entries == 0)
+        return mz_fail(err, MZ_EINPUT, "%s: all counts are 0", mz_datafile_path(in->file));
     mz_code code = mz_gather_settle(&in->gather, err);
     if (code)
         return code;
     mz_import_note(&in->facts, "counts=of ffn_%s_exps, whole run", in->kind);
     code = mz_trace_create(output, &in->facts, write, &writer, err);
-    if (!code)
+    if (!code) {
         code = mz_gather_write(&in->gather, writer, in->report, err);
-    if (code == MZ_EINPUT)
-        mz_err_prefix(err, "%s: (a last layer that saw fewer tokens: pass --dropped)",
-                      mz_datafile_path(in->file));
+        if (code == MZ_EINPUT)
+            mz_err_prefix(err, "%s: (a last layer that saw fewer tokens: pass --dropped)",
+                          mz_datafile_path(in->file));
+    }
     if (!code)
-        code = mz_trace_writer_close(&writer, err);
+        code = mz_import_close(mz_datafile_path(in->file), in->report, &writer, err);
     if (writer)
         mz_trace_writer_abandon(&writer);
     return code;
@@ -337,11 +360,11 @@ static mz_code import_files(mz_app *app, char **files, int count, const mz_impor
         code = mz_datafile_open(files[0], &in.file, err);
     if (!code)
         code = read_header(&in, err);
-    if (!code && options->top_k <= 0)
-        code = mz_import_ask(err, files[0], "the number of experts per token is", "top-k");
+    if (!code)
+        code =
+            mz_import_top_k(files[0], options, in.tensor[0].shape.extent[0], &in.facts.top_k, err);
     if (!code) {
         in.facts.experts = (int32_t)in.tensor[0].shape.extent[0];
-        in.facts.top_k = (int32_t)options->top_k;
         in.facts.ranks = 1;
         if (options->experts > 0 && options->experts != in.facts.experts)
             code = mz_fail(err, MZ_EINPUT, "%s: %d experts in the file, but --experts %lld",
@@ -353,6 +376,8 @@ static mz_code import_files(mz_app *app, char **files, int count, const mz_impor
         code = write_trace(&in, output, write, err);
     mz_datafile_close(&in.file);
     mz_gather_free(&in.gather);
+    mz_labels_free(&in.counted);
+    mz_labels_free(&in.taken);
     free(in.tensor);
     free(in.layer);
     return code;

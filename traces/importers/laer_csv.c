@@ -23,7 +23,12 @@ typedef struct laer_row {
     int64_t layer, iteration, rank, pairs, line;
 } laer_row;
 
-enum { MAX_RUNS = 64, MAX_NAME = 128, MAX_ROWS = 1 << 22 };
+enum {
+    MAX_RUNS = 64,
+    MAX_NAME = 128,
+    MAX_ROWS = 1 << 22,
+    MAX_COUNTS = 1 << 25 /* of one iteration, [layers][ranks][ranks] */
+};
 
 typedef struct laer_run {
     char method[MAX_NAME], model[MAX_NAME];
@@ -152,6 +157,11 @@ static mz_code fill_loads(laer_log *log, const char *path, mz_err *err) {
             "or doubled",
             path, log->rows, (long long)log->iterations, (long long)log->layers,
             (long long)log->ranks);
+    if (log->ranks * log->ranks > MAX_COUNTS / log->layers)
+        return mz_fail(err, MZ_EINPUT,
+                       "%s: %lld layers x %lld ranks x as many experts: more than the %d counts of "
+                       "an iteration that are held",
+                       path, (long long)log->layers, (long long)log->ranks, MAX_COUNTS);
     log->load = mz_calloc(log->rows, sizeof *log->load);
     if (!log->load)
         return mz_fail_nomem(err, "the token log");
@@ -222,6 +232,12 @@ static mz_code take_facts(laer_log *log, const char *path, const mz_import_optio
     int64_t top_k = options->top_k > 0 ? options->top_k : top_k_of(run->model);
     if (top_k < 1 || top_k > MZ_MAX_TOP_K)
         return mz_import_ask(err, path, "the number of experts per token is", "top-k");
+    if (top_k > log->ranks)
+        return mz_fail(
+            err, MZ_EINPUT,
+            "%s: top-%lld, but this log gives one group of experts per rank: %lld, which "
+            "no token can choose so many of",
+            path, (long long)top_k, (long long)log->ranks);
     if (options->experts > 0 && options->experts != log->ranks)
         return mz_fail(err, MZ_EINPUT,
                        "%s: --experts %lld, but this log gives one group of experts per rank: %lld",
@@ -329,8 +345,10 @@ static mz_code import_files(mz_app *app, char **files, int count, const mz_impor
         code = mz_trace_create(output, &log->facts, write, &writer, err);
     if (!code)
         code = write_log(app, log, writer, report, err);
+    if (code == MZ_EINPUT && writer)
+        mz_err_prefix(err, "%s", files[0]);
     if (!code)
-        code = mz_trace_writer_close(&writer, err);
+        code = mz_import_close(files[0], report, &writer, err);
     if (writer)
         mz_trace_writer_abandon(&writer);
     if (!code)

@@ -41,6 +41,7 @@ typedef struct tpe_import {
     mz_trace_facts facts;
     int32_t places, local; /* ranks of a group, experts of a rank */
     mz_gather gather;
+    const char **source; /* a file of each source rank, for messages */
     tpe_row *row;
     int64_t *count, *load; /* of the rows; of all experts of a group */
     size_t rows, row_room, counts, count_room;
@@ -86,6 +87,8 @@ static mz_code take_line(tpe_import *in, int index, mz_err *err) {
     mz_code code = mz_jsonl_int(&file->lines, "layer", 0, MZ_LAYERS_MAX, &layer, err);
     if (!code)
         code = mz_jsonl_array(&file->lines, "tpe", &batches, err);
+    if (!code && json_array_size(batches) == 0)
+        code = mz_jsonl_fail(&file->lines, err, "\"tpe\" lists no micro-batch");
     if (code)
         return code;
     for (size_t m = 0; m < json_array_size(batches) && m < INT32_MAX && !code; m++)
@@ -145,32 +148,44 @@ static mz_code deal_group(tpe_import *in, int64_t step, const tpe_row *row, mz_e
     return MZ_OK;
 }
 
-/* The counts of place `place` of the group of `row` are not there. */
+/* What is wrong with place `place` of the group of `row`. */
 static mz_code place_fault(const tpe_import *in, int64_t step, const tpe_row *row, int32_t place,
-                           mz_err *err) {
+                           const char *what, mz_err *err) {
     mz_fail(
         err, MZ_EINPUT,
         "iteration %lld, layer %lld, micro-batch %d: the rank at place %d of expert group %d is "
-        "missing (is its file truncated?), or recorded twice",
-        (long long)step, (long long)row->layer, row->micro_batch, place, row->group);
+        "%s",
+        (long long)step, (long long)row->layer, row->micro_batch, place, row->group, what);
     return in_file(in, row->group, place, err);
+}
+
+/* Loads of all experts from the `rows` rows of one group, each place once. */
+static mz_code join_group(tpe_import *in, int64_t step, const tpe_row *row, size_t rows,
+                          mz_err *err) {
+    for (int32_t p = 0; p < in->places || (size_t)p < rows; p++) {
+        if ((size_t)p >= rows || row[p].place > p)
+            return place_fault(in, step, row, p, "missing: is its file truncated?", err);
+        if (row[p].place < p)
+            return place_fault(in, step, row, row[p].place, "recorded twice", err);
+        memcpy(in->load + p * in->local, in->count + row[p].first,
+               (size_t)in->local * sizeof *in->load);
+    }
+    return MZ_OK;
 }
 
 /* Puts the rows of one iteration together, group by group. */
 static mz_code deal_rows(tpe_import *in, int64_t step, mz_err *err) {
     qsort(in->row, in->rows, sizeof *in->row, by_place);
     mz_code code = MZ_OK;
-    for (size_t i = 0; i < in->rows && !code; i += (size_t)in->places) {
+    for (size_t i = 0, next; i < in->rows && !code; i = next) {
         const tpe_row *row = &in->row[i];
-        for (int32_t p = 0; p < in->places; p++) {
-            bool same = i + (size_t)p < in->rows && row[p].layer == row->layer &&
-                        row[p].micro_batch == row->micro_batch && row[p].group == row->group;
-            if (!same || row[p].place != p)
-                return place_fault(in, step, row, p, err);
-            memcpy(in->load + p * in->local, in->count + row[p].first,
-                   (size_t)in->local * sizeof *in->load);
-        }
-        code = deal_group(in, step, row, err);
+        for (next = i + 1; next < in->rows; next++)
+            if (in->row[next].layer != row->layer ||
+                in->row[next].micro_batch != row->micro_batch || in->row[next].group != row->group)
+                break;
+        code = join_group(in, step, row, next - i, err);
+        if (!code)
+            code = deal_group(in, step, row, err);
     }
     in->rows = in->counts = 0;
     return code;
@@ -245,6 +260,23 @@ static mz_code place_files(tpe_import *in, mz_err *err) {
     return MZ_OK;
 }
 
+/* Files by which messages name the sources: of the first stage that is given. */
+static mz_code name_sources(tpe_import *in, mz_err *err) {
+    in->source = mz_calloc((size_t)in->facts.ranks, sizeof *in->source);
+    if (!in->source)
+        return mz_fail_nomem(err, "names of files");
+    for (int i = in->files - 1; i >= 0; i--) {
+        int64_t source = (int64_t)in->file[i].group * in->places + in->file[i].place;
+        if (source < in->facts.ranks)
+            in->source[source] = in->rank[i].path;
+    }
+    for (int32_t r = 0; r < in->facts.ranks; r++)
+        if (!in->source[r])
+            in->source[r] = in->rank[0].path;
+    in->gather.path = in->source;
+    return MZ_OK;
+}
+
 static mz_code open_files(tpe_import *in, char **files, mz_err *err) {
     mz_code code = MZ_OK;
     for (int i = 0; i < in->files && !code; i++) {
@@ -259,8 +291,11 @@ static mz_code open_files(tpe_import *in, char **files, mz_err *err) {
         if (!code && !in->file[i].lines.object)
             code = mz_fail(err, MZ_EINPUT, "%s: no line of the decoder", files[i]);
     }
-    if (code)
-        return code;
+    return code;
+}
+
+/* Experts of a rank and in all, ranks of a stage and of an expert group. */
+static mz_code take_shape(tpe_import *in, const char *path, mz_err *err) {
     const json_t *first = json_array_get(json_object_get(in->file[0].lines.object, "tpe"), 0);
     size_t local = json_array_size(first);
     if (in->options->ep_size <= 0)
@@ -268,9 +303,7 @@ static mz_code open_files(tpe_import *in, char **files, mz_err *err) {
                        "%s: counts are of this rank's %zu experts; which ranks hold the others is "
                        "not in the file: pass --ep-size N (ranks iN to iN+N-1 hold all experts "
                        "once; else also --ep-ranks)",
-                       files[0], local);
-    if (in->options->top_k <= 0)
-        return mz_import_ask(err, files[0], "the number of experts per token is", "top-k");
+                       path, local);
     if (local == 0 || (int64_t)local > MZ_EXPERTS_MAX / in->options->ep_size)
         return mz_jsonl_fail(&in->file[0].lines, err,
                              "tpe[0] lists %zu experts; with --ep-size %lld there must be 1 to %d "
@@ -279,14 +312,18 @@ static mz_code open_files(tpe_import *in, char **files, mz_err *err) {
     in->local = (int32_t)local;
     in->places = (int32_t)in->options->ep_size;
     in->facts.experts = in->local * in->places;
-    in->facts.top_k = (int32_t)in->options->top_k;
+    mz_code code = mz_import_top_k(path, in->options, in->facts.experts, &in->facts.top_k, err);
+    if (code)
+        return code;
     if (in->options->experts > 0 && in->options->experts != in->facts.experts)
         return mz_fail(err, MZ_EINPUT, "%s: --experts %lld, but %d ranks with %d experts each",
-                       files[0], (long long)in->options->experts, in->places, in->local);
+                       path, (long long)in->options->experts, in->places, in->local);
     code = mz_rank_stages(in->rank, in->files, in->options->layer_offsets, &in->facts.ranks, err);
     if (!code)
         code = check_groups(in, err);
-    return code ? code : place_files(in, err);
+    if (!code)
+        code = place_files(in, err);
+    return code ? code : name_sources(in, err);
 }
 
 static mz_code create(tpe_import *in, const char *output, const mz_trace_write_options *write,
@@ -337,6 +374,7 @@ static void free_import(tpe_import *in) {
     if (in->writer)
         mz_trace_writer_abandon(&in->writer);
     mz_gather_free(&in->gather);
+    free(in->source);
     free(in->row);
     free(in->count);
     free(in->load);
@@ -366,12 +404,14 @@ static mz_code import_files(mz_app *app, char **files, int count, const mz_impor
         code = mz_import_facts(app, options, &defaults, &in->facts, err);
     if (!code)
         code = open_files(in, files, err);
+    if (!code)
+        code = take_shape(in, files[0], err);
     if (!code) {
         in->load = mz_calloc((size_t)in->facts.experts, sizeof *in->load);
         code = in->load ? read_steps(in, output, write, err) : mz_fail_nomem(err, "loads");
     }
     if (!code)
-        code = mz_trace_writer_close(&in->writer, err);
+        code = mz_import_close(files[0], report, &in->writer, err);
     snprintf(report->note, sizeof report->note,
              report->skipped
                  ? "lines of multi-token prediction (mtp)"

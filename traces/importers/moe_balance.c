@@ -27,6 +27,7 @@ typedef struct balance_import {
     mz_gather gather;
     mz_spill tokens;
     unsigned char *record; /* one token as the spill holds it; not NULL: facts are settled */
+    bool normalized;       /* the weights of every token so far sum to 1 */
     uint16_t *expert;      /* of one token */
     float *weight;
     int64_t line;
@@ -65,6 +66,12 @@ static int recognise(const char *path, const unsigned char *head, size_t size) {
                : 0;
 }
 
+/* The line's weights, or NULL. */
+static const json_t *weights_of(const mz_jsonl *lines) {
+    const json_t *weights = json_object_get(lines->object, "topk_weights");
+    return json_is_null(weights) ? NULL : weights;
+}
+
 static mz_code take_facts(balance_import *in, const mz_jsonl *lines, const json_t *rows,
                           mz_err *err) {
     size_t top_k = json_array_size(json_array_get(rows, 0));
@@ -79,8 +86,7 @@ static mz_code take_facts(balance_import *in, const mz_jsonl *lines, const json_
                              (long long)in->options->top_k);
     in->facts.top_k = (int32_t)top_k;
     in->facts.experts = (int32_t)in->options->experts;
-    in->facts.has_weight = json_object_get(lines->object, "topk_weights") != NULL &&
-                           !json_is_null(json_object_get(lines->object, "topk_weights"));
+    in->facts.has_weight = in->normalized = weights_of(lines) != NULL;
     in->tokens.size = sizeof(balance_key) + top_k * sizeof *in->expert +
                       (in->facts.has_weight ? top_k * sizeof *in->weight : 0);
     in->record = mz_calloc(1, in->tokens.size);
@@ -120,12 +126,13 @@ static mz_code take_token(balance_import *in, const mz_jsonl *lines, const balan
     memcpy(in->record + at, in->expert, k * sizeof *in->expert);
     if (in->facts.has_weight)
         memcpy(in->record + at + k * sizeof *in->expert, in->weight, k * sizeof *in->weight);
+    in->normalized = in->normalized && mz_weights_normalized(in->weight, 1, in->facts.top_k);
     return mz_spill_add(&in->tokens, in->record, err);
 }
 
 static mz_code take_tokens(balance_import *in, const mz_jsonl *lines, balance_key *key,
                            const json_t *rows, mz_err *err) {
-    const json_t *weights = json_object_get(lines->object, "topk_weights");
+    const json_t *weights = weights_of(lines);
     json_t *origin;
     size_t count = json_array_size(rows);
     mz_code code = mz_jsonl_array(lines, "origin_rows", &origin, err);
@@ -134,6 +141,8 @@ static mz_code take_tokens(balance_import *in, const mz_jsonl *lines, balance_ke
     if (json_array_size(origin) != count)
         return mz_jsonl_fail(lines, err, "%zu origin_rows for %zu tokens", json_array_size(origin),
                              count);
+    if (!in->facts.has_weight && weights)
+        return mz_jsonl_fail(lines, err, "\"topk_weights\", which the first line has not");
     if (in->facts.has_weight && json_array_size(weights) != count)
         return mz_jsonl_fail(lines, err, "\"topk_weights\" is not a list of %zu tokens", count);
     for (size_t t = 0; t < count && !code; t++) {
@@ -222,8 +231,12 @@ static mz_code write_trace(balance_import *in, const char *output,
                            const mz_trace_write_options *write, mz_err *err) {
     const void *record = NULL;
     int64_t tokens = 0;
+    if (!in->record)
+        return mz_fail(err, MZ_EINPUT, "no line in it");
     mz_code code = mz_gather_settle_labels(&in->gather, err);
     mz_import_note(&in->facts, "ranks=highest source device + 1");
+    if (in->options->weights_normalized < 0)
+        in->facts.weights_normalized = in->normalized;
     if (!code)
         code = mz_trace_create(output, &in->facts, write, &in->writer, err);
     if (!code)

@@ -11,6 +11,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { MAX_MATRIX = 1 << 24 }; /* more counts of one request than any model has */
+
 typedef struct matrices_import {
     mz_app *app;
     const mz_import_options *options;
@@ -39,11 +41,17 @@ static int recognise(const char *path, const unsigned char *head, size_t size) {
     return positive ? 55 : 20; /* zeros alone may be unused places, or logits */
 }
 
+/* Where floats of the file, or those that it is read into, stop counting one by one. */
+static float counts_end(const mz_npy_shape *shape) {
+    return shape->size == 2 ? 0x1p11f : 0x1p24f;
+}
+
 static mz_code take_shape(matrices_import *in, const char *path, mz_err *err) {
     const mz_npy_shape *shape = &in->npy.shape;
     if (shape->dims != 3 || shape->kind != 'f' || shape->elements == 0)
         return mz_fail(err, MZ_EINPUT, "%s: not a float array [requests, layers, experts]", path);
-    if (shape->extent[1] > MZ_LAYERS_MAX || shape->extent[2] > MZ_EXPERTS_MAX)
+    if (shape->extent[1] > MZ_LAYERS_MAX || shape->extent[2] > MZ_EXPERTS_MAX ||
+        shape->extent[1] * shape->extent[2] > MAX_MATRIX)
         return mz_fail(err, MZ_EINPUT,
                        "%s: %lld layers and %lld experts are not plausible; the axes must be "
                        "requests, layers, experts",
@@ -51,10 +59,10 @@ static mz_code take_shape(matrices_import *in, const char *path, mz_err *err) {
     if (in->options->experts > 0 && in->options->experts != shape->extent[2])
         return mz_fail(err, MZ_EINPUT, "%s: %lld experts in the file, but --experts %lld", path,
                        (long long)shape->extent[2], (long long)in->options->experts);
-    if (in->options->top_k <= 0)
-        return mz_import_ask(err, path, "the number of experts per token is", "top-k");
+    mz_code code = mz_import_top_k(path, in->options, shape->extent[2], &in->facts.top_k, err);
+    if (code)
+        return code;
     in->facts.experts = (int32_t)shape->extent[2];
-    in->facts.top_k = (int32_t)in->options->top_k;
     in->facts.ranks = 1;
     in->real = mz_calloc((size_t)shape->extent[2], sizeof *in->real);
     in->row = mz_calloc((size_t)shape->extent[1], (size_t)shape->extent[2] * sizeof *in->row);
@@ -73,6 +81,7 @@ static mz_code create(matrices_import *in, const char *output, const mz_trace_wr
 /* One matrix into in->row; *used: it holds any count. */
 static mz_code read_matrix(matrices_import *in, int64_t request, bool *used, mz_err *err) {
     int64_t layers = in->npy.shape.extent[1], experts = in->facts.experts;
+    const float end = counts_end(&in->npy.shape);
     *used = false;
     for (int64_t l = 0; l < layers; l++) {
         mz_code code = mz_npy_read_float(&in->npy, in->real, experts, err);
@@ -80,10 +89,12 @@ static mz_code read_matrix(matrices_import *in, int64_t request, bool *used, mz_
             return code;
         for (int64_t e = 0; e < experts; e++) {
             float value = in->real[e];
-            if (!(value >= 0 && value < 0x1p32f) || value != floorf(value))
-                return mz_fail(err, MZ_EINPUT, "%s: [%lld, %lld, %lld]: %g is no count",
+            if (!(value >= 0 && value < end) || value != floorf(value))
+                return mz_fail(err, MZ_EINPUT,
+                               "%s: [%lld, %lld, %lld]: %.9g is no count (whole, below %.9g, where "
+                               "such floats stop counting)",
                                mz_input_path(in->npy.input), (long long)request, (long long)l,
-                               (long long)e, (double)value);
+                               (long long)e, (double)value, (double)end);
             in->row[l * experts + e] = (int64_t)value;
             *used = *used || value > 0;
         }
@@ -127,7 +138,7 @@ static mz_code read_all(matrices_import *in, const char *path, const char *outpu
         code = mz_npy_finish(&in->npy, err);
     if (!code && !in->writer)
         return mz_fail(err, MZ_EINPUT, "%s: all counts are 0", path);
-    return code ? code : mz_trace_writer_close(&in->writer, err);
+    return code ? code : mz_import_close(path, in->report, &in->writer, err);
 }
 
 static mz_code import_files(mz_app *app, char **files, int count, const mz_import_options *options,

@@ -18,9 +18,9 @@ typedef struct nf4_import {
     mz_trace_facts facts;
     mz_block block;
     mz_domains domains;
-    char (*key)[8]; /* names of the layers in "routed", ascending */
-    uint16_t *expert;
-    size_t room;
+    char (*key)[8];   /* names of the layers in "routed", ascending */
+    int64_t native_k; /* the model's own top-k, 0: not known */
+    mz_sequence sequence;
     mz_trace_writer *writer;
     mz_import_report *report;
 } nf4_import;
@@ -48,8 +48,7 @@ static mz_code meta_int(const mz_jsonl *lines, const char *key, int64_t high, in
 }
 
 /* What was recorded against what the model chooses by itself. */
-static mz_code check_top_k(const nf4_import *in, const mz_jsonl *lines, int64_t recorded,
-                           mz_err *err) {
+static mz_code check_top_k(nf4_import *in, const mz_jsonl *lines, int64_t recorded, mz_err *err) {
     const mz_import_options *options = in->options;
     const json_t *meta = json_object_get(lines->object, "meta");
     int64_t native;
@@ -61,6 +60,7 @@ static mz_code check_top_k(const nf4_import *in, const mz_jsonl *lines, int64_t 
                              (long long)native, (long long)options->native_k);
     if (native == 0)
         native = options->native_k > 0 ? options->native_k : 0;
+    in->native_k = native;
     if (native == 0 && json_is_true(json_object_get(meta, "top_k_overridden")))
         return mz_jsonl_fail(lines, err,
                              "meta: top-k was overridden, but the model's own is not in the file: "
@@ -91,6 +91,9 @@ static mz_code take_facts(nf4_import *in, const mz_jsonl *lines, int64_t layers,
         experts = in->options->experts;
     if (experts == 0)
         return mz_import_ask(err, path, "the number of experts is", "experts");
+    if (top_k > experts)
+        return mz_jsonl_fail(lines, err, "top-%lld of %lld experts", (long long)top_k,
+                             (long long)experts);
     if (in->writer &&
         (in->facts.layers != layers || in->facts.top_k != top_k || in->facts.experts != experts))
         return mz_fail(err, MZ_EINPUT,
@@ -103,8 +106,9 @@ static mz_code take_facts(nf4_import *in, const mz_jsonl *lines, int64_t layers,
     in->facts.experts = (int32_t)experts;
     in->facts.ranks = 1;
     in->facts.has_sequences = true;
-    if (!in->options->name && model && strlen(mz_base_name(model)) < sizeof in->facts.name)
-        strcpy(in->facts.name, mz_base_name(model));
+    const char *name = model ? mz_base_name(model) : "";
+    if (!in->options->name && name[0] && strlen(name) < sizeof in->facts.name)
+        strcpy(in->facts.name, name);
     in->block.layers = in->facts.layers;
     in->block.top_k = in->facts.top_k;
     in->block.step_per_block = in->facts.step_meaning != MZ_STEP_NONE;
@@ -132,10 +136,17 @@ static mz_code name_layers(nf4_import *in, const mz_jsonl *lines, json_t *routed
         strcpy(in->key[n++], key);
     }
     qsort(in->key, (size_t)n, sizeof *in->key, by_layer);
-    mz_import_note(&in->facts, "layers=%s-%s", in->key[0], in->key[n - 1]);
+    for (int32_t l = 1; l < n; l++)
+        if (by_layer(in->key[l - 1], in->key[l]) == 0)
+            return mz_jsonl_fail(lines, err, "routed: \"%s\" and \"%s\" are one layer",
+                                 in->key[l - 1], in->key[l]);
+    if (atol(in->key[n - 1]) - atol(in->key[0]) == n - 1)
+        mz_import_note(&in->facts, "layers=%s-%s", in->key[0], in->key[n - 1]);
+    else
+        mz_import_note(&in->facts, "layers=%d of those up to %s", n, in->key[n - 1]);
     mz_import_note(&in->facts, "ids within a token=ascending");
-    if (in->options->native_k > 0)
-        mz_import_note(&in->facts, "native top-k=%lld", (long long)in->options->native_k);
+    if (in->native_k > 0)
+        mz_import_note(&in->facts, "native top-k=%lld", (long long)in->native_k);
     return MZ_OK;
 }
 
@@ -150,9 +161,10 @@ static mz_code read_token(nf4_import *in, const mz_jsonl *lines, int64_t token, 
     if (!json_is_object(routed) || json_object_size(routed) != (size_t)in->facts.layers)
         return mz_jsonl_fail(lines, err, "\"routed\" is not an object of %d layers",
                              in->facts.layers);
-    if (!mz_grow((void **)&in->expert, &in->room, (size_t)(token + 1) * row, sizeof *in->expert))
-        return mz_fail_nomem(err, "a sequence");
-    uint16_t *expert = in->expert + (size_t)token * row;
+    code = mz_sequence_grow(&in->sequence, token + 1, row, false, err);
+    if (code)
+        return mz_err_prefix(err, "%s", mz_input_path(lines->input));
+    uint16_t *expert = in->sequence.expert + (size_t)token * row;
     for (int32_t l = 0; l < in->facts.layers && !code; l++) {
         char what[24];
         snprintf(what, sizeof what, "routed.%s", in->key[l]);
@@ -221,8 +233,8 @@ static mz_code read_file(nf4_import *in, const char *path, const char *output,
                        "(--force takes it all the same)",
                        path, (long long)token, (long long)steps);
     if (!code)
-        code =
-            mz_block_add(&in->block, in->expert, NULL, token, domain, in->writer, in->report, err);
+        code = mz_block_add(&in->block, in->sequence.expert, NULL, token, domain, in->writer,
+                            in->report, err);
     mz_jsonl_close(&lines);
     return code;
 }
@@ -230,7 +242,8 @@ static mz_code read_file(nf4_import *in, const char *path, const char *output,
 static mz_code import_files(mz_app *app, char **files, int count, const mz_import_options *options,
                             const char *output, const mz_trace_write_options *write,
                             mz_import_report *report, mz_err *err) {
-    static const mz_import_defaults defaults = {.source = "grouped-nf4 router recording",
+    static const mz_import_defaults defaults = {.name = "unknown",
+                                                .source = "grouped-nf4 router recording",
                                                 .router = "unknown",
                                                 .kind = MZ_TRACE_PAIRS,
                                                 .phase = MZ_PHASE_DECODE,
@@ -251,13 +264,13 @@ static mz_code import_files(mz_app *app, char **files, int count, const mz_impor
     if (!code)
         code = mz_block_write(&in->block, in->writer, report, err);
     if (!code)
-        code = mz_trace_writer_close(&in->writer, err);
+        code = mz_import_close(files[0], report, &in->writer, err);
     if (in->writer)
         mz_trace_writer_abandon(&in->writer);
     mz_block_free(&in->block);
     mz_domains_free(&in->domains);
     free(in->key);
-    free(in->expert);
+    mz_sequence_free(&in->sequence);
     free(in);
     return code;
 }

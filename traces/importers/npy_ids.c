@@ -18,7 +18,7 @@
 enum {
     LOOK_TOKENS = 64,      /* looked at to tell dense layers, */
     LOOK_VALUES = 1 << 23, /* but no more values than this */
-    FILE_TOKENS = 1 << 24  /* of one sequence */
+    LOOK_WEIGHTS = 1024    /* rows looked at to tell whether weights sum to 1 */
 };
 
 /* More than any model has. */
@@ -110,21 +110,27 @@ static mz_code open_ids(ids_import *in, const char *path, const mz_import_option
     return MZ_OK;
 }
 
-/* Whether the first tokens' weights sum to one over the chosen experts. */
-static mz_code look_normalized(const char *path, int32_t top_k, bool *normalized, mz_err *err) {
+/* Whether the first weights that are not all 0, as those of fillers are, sum to one over the chosen
+ * experts, in the layers that are kept. */
+static mz_code look_normalized(const ids_import *in, const char *path, bool *normalized,
+                               mz_err *err) {
     mz_npy npy;
     float row[MZ_MAX_TOP_K];
+    int64_t looked = 0;
     *normalized = true;
     mz_code code = mz_npy_open(path, &npy, err);
-    int64_t rows = code ? 0 : npy.shape.elements / top_k;
-    for (int64_t i = 0; i < rows && i < 1024 && !code; i++) {
-        double sum = 0;
-        code = mz_npy_read_float(&npy, row, top_k, err);
-        for (int32_t j = 0; j < top_k && !code; j++)
-            sum += row[j];
-        if (!(fabs(sum - 1) < 0.01)) /* half precision: four roundings of 2^-11 and some margin */
-            *normalized = false;
+    int64_t rows = code ? 0 : npy.shape.elements / in->rows.top_k;
+    for (int64_t i = 0; i < rows && looked < LOOK_WEIGHTS && *normalized && !code; i++) {
+        bool zero = true;
+        code = mz_npy_read_float(&npy, row, in->rows.top_k, err);
+        for (int32_t j = 0; j < in->rows.top_k && !code; j++)
+            zero = zero && row[j] == 0;
+        if (code || zero || in->rows.dense[i % in->rows.layers])
+            continue;
+        looked++;
+        *normalized = mz_weights_normalized(row, 1, in->rows.top_k);
     }
+    *normalized = *normalized && looked > 0;
     mz_npy_close(&npy);
     return code;
 }
@@ -144,8 +150,7 @@ static mz_code open_weights(ids_import *in, const mz_import_options *options, mz
                        (long long)ids->extent[2], mz_input_path(in->ids.input));
     in->facts.has_weight = in->block.weights = true;
     if (options->weights_normalized < 0)
-        code =
-            look_normalized(options->weights, in->facts.top_k, &in->facts.weights_normalized, err);
+        code = look_normalized(in, options->weights, &in->facts.weights_normalized, err);
     return code;
 }
 
@@ -224,6 +229,8 @@ static mz_code read_block(ids_import *in, int64_t tokens, bool last, bool named,
     int64_t data = tokens - (last && in->filler_last);
     bool kept = false;
     mz_code code = mz_block_begin(&in->block, tokens, in->writer, in->report, err);
+    if (code)
+        return mz_err_prefix(err, "%s", mz_input_path(in->ids.input));
     for (int64_t t = 0; t < data && !code; t++) {
         code = read_token(in, mz_block_expert(&in->block) + taken * row,
                           in->weights.input ? mz_block_weight(&in->block) + taken * row : NULL,
@@ -233,6 +240,8 @@ static mz_code read_block(ids_import *in, int64_t tokens, bool last, bool named,
     if (!code)
         code = skip_rows(in, tokens - data, "filler rows of last tokens", err);
     mz_rows_skip(in->report, data - taken, "tokens without any expert (fillers)");
+    mz_rows_skip(in->report, taken * (in->rows.layers - in->rows.kept),
+                 "rows of dense layers (all zero)");
     return code || taken == 0 ? code : mz_block_end(&in->block, taken, named, domain, err);
 }
 
@@ -271,8 +280,9 @@ static mz_code read_all(ids_import *in, mz_err *err) {
             code = next_sequence(in, &end, err);
         } else {
             int64_t rest = total - in->token;
-            end = rest <= MZ_BLOCK_TOKENS;
-            code = read_block(in, end ? rest : MZ_BLOCK_TOKENS, end, false, -1, err);
+            const int64_t most = mz_block_most(&in->block);
+            end = rest <= most;
+            code = read_block(in, end ? rest : most, end, false, -1, err);
         }
         if (!code)
             code = mz_import_stopped(in->app, err);
@@ -303,9 +313,6 @@ static mz_code read_files(ids_import *in, char **files, int count, mz_err *err) 
             code = mz_fail(err, MZ_EINPUT, "%s: not [tokens, %lld, %d] integers, as %s", files[i],
                            (long long)in->rows.layers, in->rows.top_k, files[0]);
         in->token = 0;
-        if (!code && shape->extent[0] > FILE_TOKENS)
-            code = mz_fail(err, MZ_EINPUT, "%s: more than %d tokens in one sequence", files[i],
-                           FILE_TOKENS);
         if (!code && shape->extent[0] > 0)
             code = read_block(in, shape->extent[0], true, true, -1, err);
         if (!code)
@@ -374,7 +381,7 @@ static mz_code import_files(mz_app *app, char **files, int count, const mz_impor
     if (!code)
         code = count > 1 ? read_files(in, files, count, err) : read_all(in, err);
     if (!code)
-        code = mz_trace_writer_close(&in->writer, err);
+        code = mz_import_close(files[0], report, &in->writer, err);
     if (in->writer)
         mz_trace_writer_abandon(&in->writer);
     mz_npy_close(&in->ids);

@@ -8,9 +8,6 @@
 #include "traces/importers/names.h"
 #include "traces/importers/spill.h"
 
-/* Bytes of ids and weights of one sequence; a longer one is refused. */
-#define MZ_SEQUENCE_BYTES ((size_t)256 << 20)
-
 /* Memory: that of a spill, the names and 4 bytes of every sequence, and the longest sequence. */
 typedef struct mz_tokens {
     mz_trace_facts *facts; /* top_k, experts, has_weight before the first row */
