@@ -1,7 +1,8 @@
 /* The part of the CUDA runtime API that the kernels' host side uses, for an emulated device: one of
- * compute capability 9.0 with four multiprocessors whose memory is the host's. Found before the
- * toolkit's header in the build that runs kernels on the CPU; C and C++. Numbers of errors and
- * attributes are CUDA's. Every call has completed when it returns; one host thread at a time. */
+ * compute capability 9.0, or of that which the environment names (CUEMU_CAPABILITY: 80, 89, 90,
+ * 100), with four multiprocessors whose memory is the host's. Found before the toolkit's header in
+ * the build that runs kernels on the CPU; C and C++. Numbers of errors and attributes are CUDA's.
+ * Every call has completed when it returns; one host thread at a time. */
 #ifndef MIZAN_TESTS_SHIM_CUDA_RUNTIME_API_H
 #define MIZAN_TESTS_SHIM_CUDA_RUNTIME_API_H
 
@@ -96,6 +97,9 @@ cudaError_t cudaEventDestroy(cudaEvent_t event);
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream);
 cudaError_t cudaEventSynchronize(cudaEvent_t event);
 cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t from, cudaEvent_t to);
+
+/* Not CUDA's: wgmmas since the program began, each counted once for every thread. */
+size_t cuemu_wgmmas(void);
 
 #ifdef __cplusplus
 }

@@ -334,8 +334,8 @@ void *shared_variable(const void *tag, size_t bytes) {
     S.static_bytes += bytes;
     if (S.static_bytes > SHARED_STATIC_MOST)
         die("more than 48 KiB of static shared memory");
-    if (S.static_bytes + S.dynamic_bytes > SHARED_MOST)
-        die("more than 227 KiB of shared memory");
+    if (S.static_bytes + S.dynamic_bytes > device().shared_most)
+        die("more shared memory than a block of this device has");
     if (S.variables.size() == SHARED_VARIABLES)
         die("more than 64 shared variables");
     void *memory;
@@ -354,7 +354,7 @@ void *dynamic_shared() {
 }
 
 int allow_shared(const void *kernel, int bytes) {
-    if (bytes < 0 || (size_t)bytes > SHARED_MOST)
+    if (bytes < 0 || (size_t)bytes > device().shared_most)
         return cudaErrorInvalidValue;
     S.allowed[kernel] = (size_t)bytes;
     return cudaSuccess;

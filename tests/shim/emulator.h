@@ -6,7 +6,8 @@
  * What is reported, with the kernel, the block and where its threads stand, before abort: barriers
  * in divergent code, barriers that threads which have exited would miss, collectives whose mask
  * names lanes that never come, lanes not in their own mask, waits at an mbarrier that nothing will
- * complete, copies into memory that a product in flight reads, and what warpgroup.h lists.
+ * complete, copies into memory that a product in flight reads, instructions that the device does
+ * not have, and what warpgroup.h lists.
  *
  * Built with -DCUEMU_TSAN and without -fsanitize=thread, beside kernels built with it, the
  * scheduler announces fibers and barriers to the thread sanitizer, which then reports races between
@@ -38,7 +39,14 @@ struct dim3 {
 
 namespace cuemu {
 
-enum : size_t { SHARED_STATIC_MOST = 48 * 1024, SHARED_MOST = 227 * 1024 };
+enum : size_t { SHARED_STATIC_MOST = 48 * 1024 };
+
+/* What differs from device to device. */
+struct Device {
+    int capability;     /* 10 * major + minor */
+    size_t shared_most; /* bytes that a block may ask for */
+};
+const Device &device(); /* as CUEMU_CAPABILITY is now */
 
 enum State : uint8_t { RUNNING, AT_BARRIER, AT_MBARRIER, IN_WARP, DONE };
 

@@ -36,7 +36,7 @@ namespace {
 
 enum : size_t { ALIGNMENT = 256, GUARD = 256, DEVICE_BYTES = (size_t)8 << 30 };
 enum : unsigned char { UNWRITTEN = 0xff, GUARDED = 0xa5 };
-enum : int { PROCESSORS = 4, MAJOR = 9, MINOR = 0, VERSION = 13000 };
+enum : int { PROCESSORS = 4, VERSION = 13000 };
 
 std::map<uintptr_t, size_t> allocations;
 size_t allocated;
@@ -77,6 +77,19 @@ double now() {
 }
 
 } /* namespace */
+
+/* CUDA C++ Programming Guide, technical specifications per compute capability. */
+const cuemu::Device &cuemu::device() {
+    static const Device devices[] = {
+        {80, 163 * 1024}, {89, 99 * 1024}, {90, 227 * 1024}, {100, 227 * 1024}};
+    const char *named = getenv("CUEMU_CAPABILITY");
+    const int capability = named ? atoi(named) : 90;
+    for (const Device &d : devices)
+        if (d.capability == capability)
+            return d;
+    fprintf(stderr, "cuemu: CUEMU_CAPABILITY=%s is none of 80, 89, 90, 100\n", named);
+    abort();
+}
 
 /* ---- errors -------------------------------------------------------------------------------------
  */
@@ -171,13 +184,13 @@ cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute, in
         *value = PROCESSORS;
         return cudaSuccess;
     case cudaDevAttrComputeCapabilityMajor:
-        *value = MAJOR;
+        *value = cuemu::device().capability / 10;
         return cudaSuccess;
     case cudaDevAttrComputeCapabilityMinor:
-        *value = MINOR;
+        *value = cuemu::device().capability % 10;
         return cudaSuccess;
     case cudaDevAttrMaxSharedMemoryPerBlockOptin:
-        *value = cuemu::SHARED_MOST;
+        *value = (int)cuemu::device().shared_most;
         return cudaSuccess;
     }
     return said(cudaErrorInvalidValue);
@@ -190,11 +203,11 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *facts, int device) {
     snprintf(facts->name, sizeof facts->name, "emulated device");
     facts->totalGlobalMem = DEVICE_BYTES;
     facts->sharedMemPerBlock = cuemu::SHARED_STATIC_MOST;
-    facts->sharedMemPerBlockOptin = cuemu::SHARED_MOST;
+    facts->sharedMemPerBlockOptin = cuemu::device().shared_most;
     facts->warpSize = 32;
     facts->maxThreadsPerBlock = 1024;
-    facts->major = MAJOR;
-    facts->minor = MINOR;
+    facts->major = cuemu::device().capability / 10;
+    facts->minor = cuemu::device().capability % 10;
     facts->multiProcessorCount = PROCESSORS;
     return cudaSuccess;
 }

@@ -185,6 +185,17 @@ static void product_mistakes_are_found(void **state) {
     }
 }
 
+static void products_need_their_device(void **state) {
+    const char *others[] = {"80", "100"};
+    for (int i = 0; i < COUNT_OF(others); i++) {
+        char text[4096];
+        setenv("CUEMU_CAPABILITY", others[i], 1);
+        report_of(product, NO_MISTAKE, text, sizeof text);
+        assert_non_null(strstr(text, "not of compute capability 9.0"));
+    }
+    unsetenv("CUEMU_CAPABILITY");
+}
+
 static int neighbours_once(float *to, int which) {
     float from[N] = {0};
     return planted_neighbours(from, to, 3);
@@ -214,6 +225,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(right_in_any_order),          cmocka_unit_test(copies_need_their_wait),
         cmocka_unit_test(matrices_as_the_manual_says), cmocka_unit_test(mistakes_are_reported),
         cmocka_unit_test(products_right_in_any_order), cmocka_unit_test(product_mistakes_are_found),
+        cmocka_unit_test(products_need_their_device),
     };
     const struct CMUnitTest broken[] = {cmocka_unit_test(missing_barrier_is_found)};
     return argc > 1 ? cmocka_run_group_tests(broken, NULL, NULL)

@@ -80,6 +80,16 @@ Chunks chunks_of_lane(const Wgmma &p) {
 /* ---- products -----------------------------------------------------------------------------------
  */
 
+static size_t products_of_lanes;
+
+/* wgmma and setmaxnreg are of sm_90a, which no other device runs. */
+static bool has_warpgroups;
+
+static void need_warpgroups() {
+    if (!has_warpgroups)
+        die("wgmma or setmaxnreg on a device that is not of compute capability 9.0");
+}
+
 /* All four warps of a warpgroup run the same products. */
 static std::map<unsigned, std::vector<Wgmma>> issued;
 
@@ -100,6 +110,8 @@ static void compare_warps(const Wgmma &product) {
 void wgmma_start(float *sums, const Wgmma &product) {
     const Unwatched unwatched;
     Warpgroup &w = current->warpgroup;
+    need_warpgroups();
+    products_of_lanes++;
     check_descriptor(product.a);
     check_descriptor(product.b);
     if (product.n < 8 || product.n > 256 || product.n % 8)
@@ -192,6 +204,7 @@ static int registers_launched() {
 void set_registers(int n, bool more) {
     Warpgroup &w = current->warpgroup;
     const int launched = registers_launched();
+    need_warpgroups();
     if (n < 24 || n > 256 || n % 8)
         die("setmaxnreg: not a multiple of 8 from 24 to 256");
     const int now = w.registers ? w.registers : launched;
@@ -203,6 +216,7 @@ void set_registers(int n, bool more) {
 
 void warpgroups_begin() {
     issued.clear();
+    has_warpgroups = device().capability == 90;
 }
 
 void warpgroup_thread_begins(Warpgroup &w) {
@@ -238,3 +252,7 @@ void warpgroups_end() {
 }
 
 } /* namespace cuemu */
+
+size_t cuemu_wgmmas() {
+    return cuemu::products_of_lanes;
+}

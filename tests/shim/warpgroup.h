@@ -6,8 +6,8 @@
  * since its sums were last delivered; sums written in flight; warps of a warpgroup whose products
  * differ; threads that exit with products in flight; descriptors with reserved bits or a base
  * offset, operands outside dynamic shared memory; register counts of setmaxnreg that are no
- * multiple of 8, or that no one gives back. Stores to shared memory other than copies are not
- * followed. */
+ * multiple of 8, or that no one gives back; any of it but on compute capability 9.0. Stores to
+ * shared memory other than copies are not followed. */
 #ifndef MIZAN_TESTS_SHIM_WARPGROUP_H
 #define MIZAN_TESTS_SHIM_WARPGROUP_H
 
