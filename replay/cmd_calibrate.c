@@ -10,7 +10,6 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/sysinfo.h>
 #include <unistd.h>
 
 typedef struct calibrate_args {
@@ -91,7 +90,7 @@ static double copy_rate(const mz_measured *m) {
 
 static json_t *device_section(const mz_measured *m, int32_t ranks_per_device, double memory) {
     json_t *d = json_object();
-    put(d, "memory", json_real(memory), "memory of the machine or its accelerator");
+    put(d, "memory", json_real(memory), "the GPU's, or the process's share of the machine's");
     put(d, "memory_bandwidth", json_real(copy_rate(m)), measured_source);
     put(d, "memory_efficiency", json_real(1), "the bandwidth is what copies attain");
     put(d, "bf16", json_real(best_product(m)), "fastest product measured");
@@ -184,24 +183,19 @@ static mz_code measure(calibrate_job *job, mz_app *app, mz_err *err) {
                         err);
 }
 
-/* Of one device of a process: all its memory, or its processes' share of the machine's. */
-static double device_memory(const calibrate_job *job) {
-    struct sysinfo info = {0};
-    sysinfo(&info);
-    return (double)info.totalram * info.mem_unit / job->transport->processes;
-}
-
 static mz_code build_profile(calibrate_job *job, mz_err *err) {
     const int32_t processes = job->transport->processes;
+    double memory = 0;
     json_t *planner = json_object();
-    mz_code code = mz_calibrate_planners(planner, err);
+    mz_code code = mz_transport_room(job->transport, &memory, err);
+    if (code == MZ_OK)
+        code = mz_calibrate_planners(planner, err);
     char about[400];
     snprintf(about, sizeof about, "%s; %d process%s, transport %s", job->measured.machine,
              processes, processes == 1 ? "" : "es", job->transport->name);
     job->profile = json_pack(
         "{s:s,s:o,s:o,s:o,s:o,s:o,s:o}", "name", job->args.name, "description", mz_json_text(about),
-        "device",
-        device_section(&job->measured, (int32_t)job->args.ranks / processes, device_memory(job)),
+        "device", device_section(&job->measured, (int32_t)job->args.ranks / processes, memory),
         "node",
         node_section(processes, job->wire.bytes_per_s, job->wire.latency_s, measured_source),
         "scale_out", outside_section(), "planner", planner, "measured",

@@ -15,6 +15,9 @@
 #include <unistd.h>
 
 enum { POLICIES_MAX = 64 };
+/* A window longer than that is not warmed up whole unless it is asked for: by then buffers of most
+ * sizes are there, and the time is better spent measuring. */
+enum { WARMUP_MOST = 16 };
 
 typedef struct replay_args {
     const char *trace, *model, *cluster, *policy, *transport, *optimizer, *output, *prediction;
@@ -57,8 +60,8 @@ static const mz_opt replay_options[] = {
      1e15},
     {"steps", 'n', MZ_OPT_INT, AT(steps), "3", "N", "window: this many steps; 0: all", 0, 1e15},
     {"repeat", 0, MZ_OPT_INT, AT(repeat), "1", "N", "measure the window this many times", 1, 1e6},
-    {"warmup", 0, MZ_OPT_INT, AT(warmup), "1", "N", "steps that are run first and not recorded", 0,
-     1e6},
+    {"warmup", 0, MZ_OPT_INT, AT(warmup), NULL, "N",
+     "steps that are run first and not recorded; default: the window, at most 16", 0, 1e6},
     {"order", 0, MZ_OPT_ENUM, AT(order), "auto", "auto|steps|policies",
      "policies take turns step by step, or run one after another; auto: turns if memory allows"},
     {"type", 0, MZ_OPT_ENUM, AT(type), "bf16", "f32|bf16", "rows, weights and gradients"},
@@ -108,7 +111,7 @@ typedef struct replay_job {
     mz_kernels *kernels;
     mz_replay *replay;
     mz_fault fault;
-    bool steps_given;
+    bool steps_given, warmup_given;
     int64_t norm_hidden;
     const volatile sig_atomic_t *stop;
     char prediction[80];
@@ -337,8 +340,21 @@ static mz_code first_window(replay_job *job, mz_load_source *source, mz_err *err
     return restart(job, source, err);
 }
 
+static int64_t warmup_of(const replay_job *job) {
+    const int64_t window = mz_stream_steps(job->stream);
+    if (job->warmup_given)
+        return job->args.warmup < window ? job->args.warmup : window;
+    return window < WARMUP_MOST ? window : WARMUP_MOST;
+}
+
 static mz_code execute(replay_job *job, mz_app *app, mz_err *err) {
-    const replay_args *a = &job->args;
+    replay_args *a = &job->args;
+    mz_load_source first;
+    job->stop = app->stop;
+    mz_code code = first_window(job, &first, err);
+    if (code != MZ_OK)
+        return code;
+    a->warmup = warmup_of(job);
     const mz_replay_options options = {.model = job->model,
                                        .cluster = job->cluster,
                                        .optimizer = &job->optimizer,
@@ -352,12 +368,8 @@ static mz_code execute(replay_job *job, mz_app *app, mz_err *err) {
                                        .digest = a->digest,
                                        .seed = (uint64_t)a->seed,
                                        .fault = job->fault};
-    mz_load_source first;
-    job->stop = app->stop;
-    mz_code code = mz_replay_create(&options, job->policies, job->count, job->kernels,
-                                    job->transport, &job->replay, err);
-    if (code == MZ_OK)
-        code = first_window(job, &first, err);
+    code = mz_replay_create(&options, job->policies, job->count, job->kernels, job->transport,
+                            &job->replay, err);
     if (code != MZ_OK)
         return code;
     const mz_replay_window window = {job, restart, mz_stream_steps(job->stream)};
@@ -576,7 +588,7 @@ static mz_code run_job(replay_job *job, mz_app *app, mz_err *err) {
     if (code == MZ_OK || !job->transport)
         return code;
     const mz_transport *t = job->transport;
-    if (t->processes > 1 && !strstr(err->msg, "process ")) /* which one is in every line */
+    if (t->processes > 1 && !t->placed) /* which one is in every line */
         mz_err_prefix(err, "process %d of %d (ranks %d to %d)", t->process, t->processes, t->first,
                       t->end - 1);
     mz_transport_abort(job->transport);
@@ -591,8 +603,10 @@ mz_code mz_cmd_replay(mz_app *app, int argc, char **argv, mz_err *err) {
         mz_opt_parse(&replay_spec, &job.args, argc, argv, &nargs, &help, seen, app->out, err);
     if (code != MZ_OK || help)
         return code;
-    for (int i = 0; i < replay_spec.count; i++)
+    for (int i = 0; i < replay_spec.count; i++) {
         job.steps_given = job.steps_given || (replay_options[i].offset == AT(steps) && seen[i]);
+        job.warmup_given = job.warmup_given || (replay_options[i].offset == AT(warmup) && seen[i]);
+    }
     mz_log_choose(&app->log, job.args.quiet, job.args.verbose);
     code = load_inputs(&job, app, err);
     if (code == MZ_OK)

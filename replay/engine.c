@@ -12,11 +12,6 @@
 /* ---- time
  * ----------------------------------------------------------------------------------------- */
 
-double engine_start(mz_engine *e) {
-    (void)e;
-    return mz_now();
-}
-
 static double *detail_at(mz_engine *e, int32_t rank, mz_phase phase, int32_t layer) {
     return e->detail_s + ((int64_t)layer * e->local + (rank - e->first)) * MZ_PHASES + phase;
 }
@@ -57,15 +52,9 @@ void mz_engine_charge_all(mz_engine *e, mz_phase phase, int32_t layer, double se
 
 mz_code engine_kernel(mz_engine *e, mz_kstatus status, const char *what, int32_t rank,
                       int32_t layer, mz_err *err) {
-    static const mz_code codes[] = {[MZ_K_OK] = MZ_OK,
-                                    [MZ_K_EINVAL] = MZ_EINTERNAL,
-                                    [MZ_K_EHARDWARE] = MZ_EHARDWARE,
-                                    [MZ_K_EFAILED] = MZ_EINTERNAL,
-                                    [MZ_K_ENOMEM] = MZ_ENOMEM};
-    if (status == MZ_K_OK)
+    if (mz_kernel_code(e->kernels, status, err) == MZ_OK)
         return MZ_OK;
-    return mz_fail(err, codes[status], "%s of layer %d on rank %d: %s", what, layer, rank,
-                   mz_kernels_error(e->kernels));
+    return mz_err_prefix(err, "%s of layer %d on rank %d", what, layer, rank);
 }
 
 mz_code engine_add_lane(mz_engine *e, int32_t from, int32_t to, const void *send, void *receive,
@@ -261,7 +250,9 @@ mz_code mz_engine_begin_step(mz_engine *e, int64_t ordinal, mz_err *err) {
     memset(e->detail_s, 0,
            sizeof *e->detail_s * (size_t)(e->job.layers + 1) * (size_t)e->local * MZ_PHASES);
     e->figures = (mz_engine_figures){.detail_s = e->detail_s};
+    const double start = mz_now();
     mz_heap_start_step(e->heap);
+    engine_untimed(e, start);
     return mz_experts_begin_step(e->experts, err);
 }
 
@@ -324,8 +315,8 @@ mz_code mz_engine_backward(mz_engine *e, const mz_replay_call *call, const mz_pl
     return layer_backward(&c, last_micro_batch);
 }
 
-mz_code mz_engine_update(mz_engine *e, const mz_plan *const *plan, mz_err *err) {
-    return mz_experts_update(e->experts, plan, err);
+mz_code mz_engine_update(mz_engine *e, mz_err *err) {
+    return mz_experts_update(e->experts, err);
 }
 
 mz_engine_figures mz_engine_figures_of(const mz_engine *e) {

@@ -32,8 +32,8 @@ mz_code mz_engine_forward(mz_engine *engine, const mz_replay_call *call, const m
                           mz_err *err);
 mz_code mz_engine_backward(mz_engine *engine, const mz_replay_call *call, const mz_plan *plan,
                            bool last_micro_batch, mz_err *err);
-/* Once per step, after the last backward. plan: [layers] of micro-batch 0. */
-mz_code mz_engine_update(mz_engine *engine, const mz_plan *const *plan, mz_err *err);
+/* Once per step, after the last backward. */
+mz_code mz_engine_update(mz_engine *engine, mz_err *err);
 
 /* Time that the caller spent for a phase (planning), charged to every local rank. */
 void mz_engine_charge_all(mz_engine *engine, mz_phase phase, int32_t layer, double seconds);

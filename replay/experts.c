@@ -6,38 +6,31 @@
 #include <stdlib.h>
 #include <string.h>
 
-mz_code experts_bug(const mz_experts *x, int32_t layer, int32_t expert, int32_t rank,
-                    const char *what, mz_err *err) {
-    const char *policy = x->e->job.policy;
-    return mz_fail(err, MZ_EINTERNAL, "policy %s, layer %d: expert %d, rank %d: %s",
-                   policy ? policy : "(unnamed)", layer, expert, rank, what);
+mz_code experts_bug(int32_t layer, int32_t expert, int32_t rank, const char *what, mz_err *err) {
+    return mz_fail(err, MZ_EINTERNAL, "layer %d: expert %d, rank %d: %s", layer, expert, rank,
+                   what);
 }
 
 /* ---- settings
  * ------------------------------------------------------------------------------------*/
 
-static mz_code refuse(const mz_experts *x, const char *what, mz_err *err) {
-    const char *policy = x->e->job.policy;
-    return mz_fail(err, MZ_EINPUT, "policy %s: %s", policy ? policy : "(unnamed)", what);
-}
-
 static mz_code choose_mode(mz_experts *x, mz_err *err) {
     const mz_replay_job *job = &x->e->job;
     const mz_policy_traits *t = job->traits;
     if (t->sharded_weights)
-        return refuse(x, "a replay does not shard expert weights over the ranks", err);
+        return mz_fail(err, MZ_EINPUT, "a replay does not shard expert weights over the ranks");
     if (t->free_replicas)
-        return refuse(x, "replicas that cost nothing are a bound and cannot be replayed", err);
+        return mz_fail(err, MZ_EINPUT,
+                       "replicas that cost nothing are a bound and cannot be replayed");
     x->mode =
         t->sharded_optimizer ? EXPERTS_CUT
         : t->replica_memory == MZ_REPLICAS_SHARED || t->replica_memory == MZ_REPLICAS_PER_LAYER
             ? EXPERTS_CALL
             : EXPERTS_LAST;
     if (x->mode == EXPERTS_CUT && !mz_update_is_elementwise(job->optimizer))
-        return refuse(x,
-                      "its optimizer is cut over the ranks, which takes one that works value by "
-                      "value; pass --optimizer adamw, adamw-bf16 or lion",
-                      err);
+        return mz_fail(err, MZ_EINPUT,
+                       "its optimizer is cut over the ranks, which takes one that works value by "
+                       "value; pass --optimizer adamw, adamw-bf16 or lion");
     return mz_update_supported(job->optimizer, err);
 }
 
@@ -56,11 +49,10 @@ static mz_code choose_gradients(mz_experts *x, mz_err *err) {
                t->buffer_bytes >= x->e->job.experts * weight) {
         x->replica_bytes = 0;
     } else if (gradient != weight) {
-        return refuse(x,
-                      x->mode == EXPERTS_CALL
-                          ? "gradients of its replicas are neither bf16 nor fp32"
-                          : "a replay keeps gradients of resident replicas in bf16 alone",
-                      err);
+        return mz_fail(err, MZ_EINPUT, "%s",
+                       x->mode == EXPERTS_CALL
+                           ? "gradients of its replicas are neither bf16 nor fp32"
+                           : "a replay keeps gradients of resident replicas in bf16 alone");
     }
     return MZ_OK;
 }
@@ -257,13 +249,13 @@ static mz_code resolve_instance(mz_experts *x, int32_t layer, const mz_plan *pla
     if (at->slot >= 0)
         return MZ_OK;
     if (x->mode != EXPERTS_CALL)
-        return experts_bug(x, layer, e, rank, "the plan moved it within the step", err);
+        return experts_bug(layer, e, rank, "the plan moved it within the step", err);
     at->replica = x->replicas[rank]++;
     const mz_policy_traits *t = x->e->job.traits;
     const int64_t bytes = 2 * x->all + t->replica_gradient_bytes;
     const int64_t spare = x->replica_bytes ? t->buffer_bytes / bytes : 0;
     if (t->replica_memory == MZ_REPLICAS_SHARED && at->replica >= x->extra + spare)
-        return experts_bug(x, layer, e, rank, "there is no slot for its replica", err);
+        return experts_bug(layer, e, rank, "there is no slot for its replica", err);
     return MZ_OK;
 }
 
@@ -321,7 +313,7 @@ static mz_code point(mz_experts *x, int32_t layer, const mz_plan *plan, int32_t 
 
 static mz_code point_all(mz_experts *x, int32_t layer, const mz_plan *plan, bool backward,
                          mz_err *err) {
-    const double start = engine_start(x->e);
+    const double start = mz_now();
     mz_code code = MZ_OK;
     for (int32_t r = x->e->first; code == MZ_OK && r < x->e->end; r++)
         code = point(x, layer, plan, r, backward, err);
@@ -583,7 +575,7 @@ void mz_experts_free(mz_experts **experts) {
  * --------------------------------------------------------------------------------------*/
 
 mz_code mz_experts_begin_step(mz_experts *x, mz_err *err) {
-    const double start_s = engine_start(x->e);
+    const double start_s = mz_now();
     mz_code code = MZ_OK;
     for (int32_t l = 0; l < x->e->job.layers; l++)
         for (int32_t r = x->e->first; code == MZ_OK && r < x->e->end; r++) {
@@ -665,7 +657,7 @@ static bool reduced_per_call(const mz_plan *plan) {
 }
 
 static mz_code clear_gradients(mz_experts *x, int32_t layer, const mz_plan *plan, mz_err *err) {
-    const double start_s = engine_start(x->e);
+    const double start_s = mz_now();
     const bool per_call = x->mode == EXPERTS_CALL || reduced_per_call(plan);
     mz_code code = MZ_OK;
     for (int32_t i = 0; per_call && code == MZ_OK && i < plan->begin[plan->experts]; i++) {

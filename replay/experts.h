@@ -67,7 +67,7 @@ mz_code mz_experts_reduce(mz_experts *experts, const mz_replay_call *call, const
                           bool last_micro_batch, mz_err *err);
 /* Gradient norm over the group (charged to optimizer; exchanged in rank order), one update of every
  * owned matrix, moves of MZ_MOVE_STEP (charged to weight_move). */
-mz_code mz_experts_update(mz_experts *experts, const mz_plan *const *plan, mz_err *err);
+mz_code mz_experts_update(mz_experts *experts, mz_err *err);
 
 /* Collective: host copies of an expert's weights or of its reduced gradient as they are now, in
  * fp32, [2I*H + H*I]; every process gets them. Outside the clock. After update, before the next

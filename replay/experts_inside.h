@@ -141,9 +141,8 @@ static inline experts_layer *experts_layer_of(const mz_experts *x, int32_t layer
 static inline int32_t *experts_held(const mz_experts *x, int32_t layer, int32_t rank) {
     return x->held + ((int64_t)layer * x->e->job.ranks + rank) * x->slots;
 }
-/* "policy NAME, layer L": how errors begin. */
-mz_code experts_bug(const mz_experts *x, int32_t layer, int32_t expert, int32_t rank,
-                    const char *what, mz_err *err);
+/* A plan that does not hold together: "layer L: expert E, rank R: what". */
+mz_code experts_bug(int32_t layer, int32_t expert, int32_t rank, const char *what, mz_err *err);
 /* Slots of `rank` whose weights are `weights`: the first ones; the others are replicas. */
 int32_t experts_mains(const mz_experts *x, int32_t rank);
 /* Slots of `rank` that have optimizer state: the first ones. */

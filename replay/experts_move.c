@@ -111,7 +111,7 @@ static mz_code wait_charged(mz_experts *x, mz_phase phase, int32_t row, mz_err *
     mz_engine *e = x->e;
     if (!x->uncharged || e->transport->processes == 1)
         return MZ_OK;
-    const double start = engine_start(e);
+    const double start = mz_now();
     const mz_code code = mz_transport_barrier(e->transport, err);
     engine_charge_shared(e, phase, row, start);
     return code;
@@ -127,7 +127,7 @@ static void drop_pieces(mz_experts *x) {
 mz_code experts_run_uncharged(mz_experts *x, mz_err *err) {
     mz_engine *e = x->e;
     mz_code code = MZ_OK;
-    const double start = engine_start(e);
+    const double start = mz_now();
     for (int64_t i = 0; code == MZ_OK && i < x->pieces; i++) {
         const experts_piece *p = &x->piece[i];
         if (p->charged < p->bytes)
@@ -203,7 +203,7 @@ static mz_code order_weights(mz_experts *x, int32_t layer, const mz_plan *plan, 
         for (int32_t i = x->edge_begin[e]; i < x->edge_begin[e + 1]; i++) {
             experts_edge *edge = &x->edge[i];
             if (edge->src < 0 || edge->dst < 0)
-                return experts_bug(x, layer, e, edge->src < 0 ? edge->dst : edge->src,
+                return experts_bug(layer, e, edge->src < 0 ? edge->dst : edge->src,
                                    "a move between all ranks, but nothing of it is sharded", err);
             if (edge->wave > 0 || depth[edge->src] == 0)
                 continue;
@@ -212,17 +212,17 @@ static mz_code order_weights(mz_experts *x, int32_t layer, const mz_plan *plan, 
             if (depth[edge->dst] == 0)
                 depth[edge->dst] = edge->wave + 1;
             if (!has_node(x, layer, plan, e, edge->dst))
-                return experts_bug(x, layer, e, edge->dst, "weights are sent to no host", err);
+                return experts_bug(layer, e, edge->dst, "weights are sent to no host", err);
             *last = edge->wave > *last ? edge->wave : *last;
         }
     }
     for (int32_t i = x->edge_begin[e]; i < x->edge_begin[e + 1]; i++)
         if (x->edge[i].wave == 0)
-            return experts_bug(x, layer, e, x->edge[i].src,
+            return experts_bug(layer, e, x->edge[i].src,
                                "it is to send weights that it does not get", err);
     for (int32_t i = plan->begin[e]; needed && i < plan->begin[e + 1]; i++)
         if (depth[plan->rank[i]] == 0)
-            return experts_bug(x, layer, e, plan->rank[i], "no move brings it the weights", err);
+            return experts_bug(layer, e, plan->rank[i], "no move brings it the weights", err);
     return MZ_OK;
 }
 

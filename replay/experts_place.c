@@ -106,17 +106,15 @@ static mz_code add_arrival(mz_experts *x, const mz_replay_call *call, const mz_p
     if (!changes) {
         a.weights = former_slot(x, rank, e) >= 0 ? rank : owner;
         if (a.weights != rank && !refreshed(plan, e, rank))
-            return experts_bug(x, layer, e, rank, "the plan has it there, but nothing moves it",
-                               err);
+            return experts_bug(layer, e, rank, "the plan has it there, but nothing moves it", err);
     }
     const int32_t from = former_slot(x, a.weights, e);
     if (from < 0)
-        return experts_bug(x, layer, e, a.weights, "it is to send weights that it does not have",
-                           err);
+        return experts_bug(layer, e, a.weights, "it is to send weights that it does not have", err);
     if (x->mode == EXPERTS_LAST && (owns || x->state_slots == x->slots))
         a.state = from < x->state_slots ? a.weights : owner;
     if (!changes && a.state >= 0 && a.state != rank)
-        return experts_bug(x, layer, e, rank, "nothing moves its optimizer state there", err);
+        return experts_bug(layer, e, rank, "nothing moves its optimizer state there", err);
     if (owns && call->micro_batch > 0)
         a.gradient = owner;
     if (!mz_grow((void **)&x->arrival, &x->arrival_cap, (size_t)x->arrivals + 1,
@@ -129,12 +127,12 @@ static mz_code add_arrival(mz_experts *x, const mz_replay_call *call, const mz_p
 static mz_code no_slot(const mz_experts *x, int32_t layer, int32_t expert, int32_t rank, bool owner,
                        mz_err *err) {
     if (!owner || x->state_slots == x->slots)
-        return experts_bug(x, layer, expert, rank, "there is no slot for it", err);
+        return experts_bug(layer, expert, rank, "there is no slot for it", err);
     return mz_fail(err, MZ_EINPUT,
-                   "policy %s: its optimizer state lies elsewhere than its experts (rank %d would "
+                   "the policy's optimizer state lies elsewhere than its experts (rank %d would "
                    "update more than %d of layer %d), which a replay does not do; choose "
                    "optimizer=replicated",
-                   x->e->job.policy ? x->e->job.policy : "(unnamed)", rank, x->state_slots, layer);
+                   rank, x->state_slots, layer);
 }
 
 /* The other instances get a slot that is free. */
@@ -288,7 +286,7 @@ static mz_code move_arrivals(mz_experts *x, int32_t layer, int32_t row, mz_err *
         experts_arrival *a = &x->arrival[i];
         if (!experts_local(x, a->rank))
             continue;
-        const double start = engine_start(e);
+        const double start = mz_now();
         code = store(x, layer, a, err);
         if (a->budget == 0)
             engine_untimed(e, start);
@@ -324,7 +322,7 @@ mz_code experts_place(mz_experts *x, const mz_replay_call *call, const mz_plan *
         return mz_fail(err, MZ_EINTERNAL, "layer %d: a plan of %d instances, at most %d were said",
                        call->layer, plan->begin[plan->experts], x->e->job.instances);
     bool whole_step = false;
-    const double start = engine_start(x->e);
+    const double start = mz_now();
     keep_slots(x, call->layer, plan);
     mz_code code = fill_slots(x, call, plan, &whole_step, err);
     if (code == MZ_OK)

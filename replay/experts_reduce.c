@@ -129,7 +129,7 @@ static mz_code run_sums(mz_experts *x, int32_t layer, const mz_plan *plan, mz_er
         const experts_sum *s = &x->sum[i];
         if (!experts_local(x, s->rank))
             continue;
-        const double start = engine_start(e);
+        const double start = mz_now();
         const experts_memory node = experts_node(x, layer, plan, s->expert, s->rank);
         code = add_received(x, layer, &node, s, err);
         if (code == MZ_OK)
@@ -170,7 +170,7 @@ static mz_code add_further(mz_experts *x, int32_t layer, const mz_plan *plan, mz
         }
     if (code == MZ_OK)
         code = run_sums(x, layer, plan, err);
-    const double start = engine_start(x->e);
+    const double start = mz_now();
     for (int32_t i = 0; code == MZ_OK && i < plan->begin[plan->experts]; i++)
         if (x->instance[i].first != i && experts_local(x, plan->rank[i])) {
             const experts_memory m = experts_instance_memory(x, layer, plan, i);
@@ -226,12 +226,12 @@ static mz_code check_tree(const mz_experts *x, int32_t layer, const mz_plan *pla
             sent += x->edge[k].src == rank;
         if (rank != root && sent == 1 && x->mode == EXPERTS_LAST &&
             x->e->job.traits->replica_optimizer)
-            return experts_bug(x, layer, e, rank,
+            return experts_bug(layer, e, rank,
                                "it updates its own copy, but no move brings it the gradients of "
                                "the other hosts",
                                err);
         if (sent != (rank != root))
-            return experts_bug(x, layer, e, rank,
+            return experts_bug(layer, e, rank,
                                sent == 0  ? "no move takes its gradient to the main"
                                : sent > 1 ? "its gradient is sent twice"
                                           : "the main's gradient is sent away",
@@ -239,7 +239,7 @@ static mz_code check_tree(const mz_experts *x, int32_t layer, const mz_plan *pla
     }
     for (int32_t k = x->edge_begin[e]; k < x->edge_begin[e + 1]; k++)
         if (x->edge[k].dst != root && experts_first(plan, e, x->edge[k].dst) < 0)
-            return experts_bug(x, layer, e, x->edge[k].dst, "gradients are sent to no host", err);
+            return experts_bug(layer, e, x->edge[k].dst, "gradients are sent to no host", err);
     return MZ_OK;
 }
 
@@ -315,7 +315,7 @@ static mz_code check_ring(const mz_experts *x, int32_t layer, int32_t e, int32_t
             in += x->edge[k].dst == x->depth[h];
         }
         if (out != 1 || in != 1)
-            return experts_bug(x, layer, e, x->depth[h], "its gradients' ring is not closed", err);
+            return experts_bug(layer, e, x->depth[h], "its gradients' ring is not closed", err);
     }
     return MZ_OK;
 }
@@ -356,7 +356,7 @@ static mz_code sum_chunks(mz_experts *x, int32_t layer, const mz_plan *plan, mz_
         const experts_sum *s = &x->sum[i];
         if (!experts_local(x, s->rank))
             continue;
-        const double start = engine_start(x->e);
+        const double start = mz_now();
         const experts_memory node = experts_node(x, layer, plan, s->expert, s->rank);
         const int32_t j = chunk_of(x, hosts_of(x, plan, s->expert), s->rank);
         const int64_t low = rows * j / s->count, high = rows * (j + 1) / s->count;
@@ -424,12 +424,12 @@ static mz_code run_trees(mz_experts *x, int32_t layer, const mz_plan *plan, mz_e
             continue;
         for (int32_t k = x->edge_begin[e]; k < x->edge_begin[e + 1]; k++)
             if (x->edge[k].src < 0 || x->edge[k].dst < 0)
-                return experts_bug(x, layer, e, root,
+                return experts_bug(layer, e, root,
                                    "a move between all ranks, but nothing of it is sharded", err);
         code = check_tree(x, layer, plan, e, root, err);
         const int32_t waves = code == MZ_OK ? order_tree(x, e) : 0;
         if (code == MZ_OK && waves == 0 && x->edge_begin[e] < x->edge_begin[e + 1])
-            return experts_bug(x, layer, e, root, "its gradients travel in a circle", err);
+            return experts_bug(layer, e, root, "its gradients travel in a circle", err);
         last = waves > last ? waves : last;
     }
     for (int32_t wave = 1; code == MZ_OK && wave <= last; wave++) {
@@ -488,15 +488,13 @@ static mz_code check_cut(const mz_experts *x, int32_t layer, const mz_plan *plan
     for (int32_t k = x->edge_begin[e]; k < x->edge_begin[e + 1]; k++) {
         parts = parts || x->edge[k].dst < 0;
         if (x->edge[k].src < 0 || experts_first(plan, e, x->edge[k].src) < 0)
-            return experts_bug(x, layer, e, x->edge[k].src,
+            return experts_bug(layer, e, x->edge[k].src,
                                "it is to send a gradient that it does not have", err);
     }
     if (hosts > 1 && !is_ring(x, plan, e))
-        return experts_bug(x, layer, e, x->depth[1], "no move adds its gradient to the others",
-                           err);
+        return experts_bug(layer, e, x->depth[1], "no move adds its gradient to the others", err);
     if (!parts)
-        return experts_bug(x, layer, e, x->depth[0], "no move takes its gradient to all ranks",
-                           err);
+        return experts_bug(layer, e, x->depth[0], "no move takes its gradient to all ranks", err);
     return MZ_OK;
 }
 
@@ -523,7 +521,7 @@ static mz_code cut(mz_experts *x, int32_t layer, const mz_plan *plan, mz_err *er
         const experts_sum *s = &x->sum[i];
         if (!experts_local(x, s->rank) || s->received.bytes == 0)
             continue;
-        const double start = engine_start(x->e);
+        const double start = mz_now();
         code = engine_kernel(x->e,
                              mz_kernels_copy(x->e->kernels, 0, MZ_COPY_INSIDE,
                                              experts_cut_gradient(x, layer, s->rank),

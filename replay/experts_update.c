@@ -90,7 +90,7 @@ static mz_code gradient_norm(mz_experts *x, mz_err *err) {
     double *mine = x->norm2 + R, total = 0;
     mz_code code = MZ_OK;
     for (int32_t r = e->first; code == MZ_OK && r < e->end; r++) {
-        const double start = engine_start(e);
+        const double start = mz_now();
         mine[r - e->first] = 0;
         for (int32_t l = 0; code == MZ_OK && l < e->job.layers; l++)
             code = square_layer(x, l, r, &mine[r - e->first], err);
@@ -99,7 +99,7 @@ static mz_code gradient_norm(mz_experts *x, mz_err *err) {
     }
     if (code == MZ_OK)
         code = engine_gather(e, mine, sizeof *mine, x->norm2, MZ_PHASE_GRADIENT_REDUCE,
-                             e->job.layers, engine_start(e), err);
+                             e->job.layers, mz_now(), err);
     for (int32_t r = 0; code == MZ_OK && r < R; r++) {
         total += x->norm2[r];
         if (!isfinite(total))
@@ -158,7 +158,7 @@ static mz_code update_rank(mz_experts *x, int32_t rank, mz_err *err) {
     const mz_replay_job *job = &x->e->job;
     const bool copies = job->traits->replica_optimizer;
     const bool alone = copies && mz_update_is_dithered(job->optimizer, job->type);
-    const double start = engine_start(x->e);
+    const double start = mz_now();
     mz_code code = MZ_OK;
     for (int32_t l = 0; l < job->layers; l++) {
         run r = {0};
@@ -200,7 +200,7 @@ static mz_code refresh_slot(mz_experts *x, int32_t layer, int32_t rank, int32_t 
     bool any;
     const mz_move *m = fresh_move(x, layer, e, rank, &any);
     if (any && (!m || m->src != owner))
-        return experts_bug(x, layer, e, rank, "no move from its main brings fresh weights", err);
+        return experts_bug(layer, e, rank, "no move from its main brings fresh weights", err);
     int64_t budget = m && m->hide != MZ_HIDE_FREE ? experts_stated(x, m) : 0;
     const experts_memory from =
         experts_slot_memory(x, layer, owner, experts_slot(x, layer, owner, e));
@@ -270,7 +270,7 @@ static mz_code update_parts(mz_experts *x, int32_t layer, int32_t rank, mz_err *
                                  .weights = x->fresh[rank - x->e->first].memory,
                                  .block = experts_layer_of(x, layer, rank)->state[0].memory,
                                  .gradient = experts_cut_gradient(x, layer, rank)};
-    const double start = engine_start(x->e);
+    const double start = mz_now();
     const mz_code code = run_update(x, layer, rank, &call, err);
     return code == MZ_OK ? engine_charge(x->e, rank, MZ_PHASE_OPTIMIZER, job->layers, start, err)
                          : code;
@@ -303,7 +303,7 @@ static mz_code spread_weights(mz_experts *x, int32_t layer, mz_err *err) {
             bool any;
             const mz_move *m = fresh_move(x, layer, e, r, &any);
             if (!m)
-                return experts_bug(x, layer, e, r, "no move brings fresh weights", err);
+                return experts_bug(layer, e, r, "no move brings fresh weights", err);
             code = fill_slot(x, layer, r, j, e, m->hide == MZ_HIDE_FREE, err);
         }
     return code == MZ_OK ? experts_run_pieces(x, MZ_PHASE_WEIGHT_MOVE, x->e->job.layers, err)
@@ -324,8 +324,7 @@ static mz_code update_cut(mz_experts *x, int32_t layer, mz_err *err) {
 /* ---- the step
  * ------------------------------------------------------------------------------------*/
 
-mz_code mz_experts_update(mz_experts *x, const mz_plan *const *plan, mz_err *err) {
-    (void)plan; /* what happens once per step was kept in its first forward */
+mz_code mz_experts_update(mz_experts *x, mz_err *err) {
     mz_code code = gradient_norm(x, err);
     if (x->mode == EXPERTS_CUT) {
         for (int32_t l = 0; code == MZ_OK && l < x->e->job.layers; l++)

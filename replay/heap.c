@@ -10,8 +10,9 @@
 enum { GRANULE = 256 }; /* the context's alignment; blocks are whole granules */
 
 typedef struct block {
-    void *memory; /* NULL: the place is free for a new block */
-    int64_t bytes;
+    void *memory;  /* NULL: the place is free for a new block */
+    int64_t bytes; /* without memory: of the block that lay here and idled too long; else 0 */
+    int64_t step;  /* the last one in which it was taken or given back */
 } block;
 
 struct mz_heap {
@@ -28,6 +29,8 @@ struct mz_heap {
     size_t empty_cap;
     int64_t empties;
     int64_t takes, fail_at, reserved;
+    int64_t step, patience; /* whole steps that a block idles before it goes */
+    int64_t regretted;      /* the last step that wanted a block which had gone */
 };
 
 mz_code mz_heap_create(mz_kernels *kernels, int32_t first, int32_t ranks, mz_heap **heap,
@@ -42,7 +45,7 @@ mz_code mz_heap_create(mz_kernels *kernels, int32_t first, int32_t ranks, mz_hea
         free(rank);
         return mz_fail_nomem(err, "a heap");
     }
-    *h = (mz_heap){.kernels = kernels, .first = first, .ranks = ranks, .rank = rank};
+    *h = (mz_heap){.kernels = kernels, .first = first, .ranks = ranks, .rank = rank, .patience = 1};
     *heap = h;
     mz_heap_start_step(h);
     return MZ_OK;
@@ -84,7 +87,32 @@ static void keep_peak(mz_heap_rank *rank) {
     rank->at_peak[MZ_MEM_WORKSPACE] = 0;
 }
 
+/* Gives idle blocks to the context that were last used before step `since`; the others stay in
+ * their order. */
+static void release_before(mz_heap *h, int64_t since, bool idled) {
+    int64_t stay = 0;
+    for (int64_t k = 0; k < h->idles; k++) {
+        const int64_t i = h->idle[k];
+        block *b = &h->block[i];
+        if (b->step >= since) {
+            h->idle[stay++] = i;
+            continue;
+        }
+        mz_kernels_free(h->kernels, b->memory);
+        h->reserved -= b->bytes;
+        *b = (block){.bytes = idled ? b->bytes : 0};
+        h->empty[h->empties++] = i;
+    }
+    h->idles = stay;
+}
+
+void mz_heap_release(mz_heap *h) {
+    release_before(h, INT64_MAX, false);
+}
+
 void mz_heap_start_step(mz_heap *h) {
+    release_before(h, h->step + 1 - h->patience, true);
+    h->step++;
     for (int32_t r = 0; r < h->ranks; r++) {
         mz_heap_rank *rank = &h->rank[r];
         memcpy(rank->most, rank->now, sizeof rank->now);
@@ -121,23 +149,31 @@ static int64_t reuse(mz_heap *h, int64_t bytes) {
     return i;
 }
 
-void mz_heap_release(mz_heap *h) {
-    for (int64_t k = 0; k < h->idles; k++) {
-        block *b = &h->block[h->idle[k]];
-        mz_kernels_free(h->kernels, b->memory);
-        h->reserved -= b->bytes;
-        *b = (block){0};
-        h->empty[h->empties++] = h->idle[k];
-    }
-    h->idles = 0;
-}
-
 /* Room in the lists for one block more, so that giving back and releasing cannot fail. */
 static bool make_room(mz_heap *h) {
     const size_t need = (size_t)h->blocks + 1;
     return mz_grow((void **)&h->block, &h->block_cap, need, sizeof *h->block) &&
            mz_grow((void **)&h->idle, &h->idle_cap, need, sizeof *h->idle) &&
            mz_grow((void **)&h->empty, &h->empty_cap, need, sizeof *h->empty);
+}
+
+/* The place for a new block: where one lay that would have fitted had it not gone, or any. */
+static int64_t empty_place(mz_heap *h, int64_t bytes) {
+    int64_t found = -1;
+    for (int64_t k = 0; found < 0 && k < h->empties; k++) {
+        const int64_t had = h->block[h->empty[k]].bytes;
+        found = had >= bytes && had / 2 <= bytes ? k : -1;
+    }
+    if (found < 0 && h->empties == 0)
+        return h->blocks++;
+    if (found >= 0 && h->regretted != h->step) {
+        h->regretted = h->step;
+        h->patience *= 2;
+    }
+    found = found < 0 ? h->empties - 1 : found;
+    const int64_t i = h->empty[found];
+    h->empty[found] = h->empty[--h->empties];
+    return i;
 }
 
 /* A new block; what lies idle is given to the context before memory is called short. -1: short. */
@@ -152,8 +188,8 @@ static int64_t obtain(mz_heap *h, int64_t bytes) {
     }
     if (status != MZ_K_OK)
         return -1;
-    const int64_t i = h->empties > 0 ? h->empty[--h->empties] : h->blocks++;
-    h->block[i] = (block){memory, bytes};
+    const int64_t i = empty_place(h, bytes);
+    h->block[i] = (block){.memory = memory, .bytes = bytes};
     h->reserved += bytes;
     return i;
 }
@@ -233,6 +269,7 @@ mz_code mz_heap_take(mz_heap *h, int32_t rank, mz_memcat category, int64_t bytes
         *buffer = (mz_buffer){0};
         return fail_short(h, &wanted, label, layer, err);
     }
+    h->block[buffer->block].step = h->step;
     buffer->memory = h->block[buffer->block].memory;
     count(&h->rank[rank - h->first], buffer, label, layer);
     return MZ_OK;
@@ -241,6 +278,7 @@ mz_code mz_heap_take(mz_heap *h, int32_t rank, mz_memcat category, int64_t bytes
 void mz_heap_give(mz_heap *h, mz_buffer *buffer) {
     if (buffer->bytes > 0) {
         mz_heap_rank *rank = &h->rank[buffer->rank - h->first];
+        h->block[buffer->block].step = h->step;
         const int64_t place = idle_place(h, h->block[buffer->block].bytes, buffer->block);
         memmove(h->idle + place + 1, h->idle + place, sizeof *h->idle * (size_t)(h->idles - place));
         h->idle[place] = buffer->block;

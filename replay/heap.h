@@ -1,8 +1,13 @@
 /* Memory of a replay, really allocated and counted: by logical rank and by the categories of
  * common/io/memcat.h, in requested bytes. Blocks come from the kernels' context and are kept for
- * reuse when given back (best fit among blocks of at most twice the size), so that after the first
- * step nothing in a step allocates; what is kept is counted as reserved. Bytes requested are what
- * peak memory means; reserved bytes and the process's own peak are reported beside it.
+ * reuse when given back (best fit among blocks of at most twice the size); what is kept is counted
+ * as reserved. Bytes requested are what peak memory means; reserved bytes and the process's own
+ * peak are reported beside it.
+ *
+ * What lay idle for a whole step goes back to the context when the next one starts, so that steps
+ * of many sizes do not leave a block of each. Steps that are like those before allocate nothing:
+ * when a block would have fitted that was given back so, blocks stay for twice as many steps from
+ * then on.
  *
  * Threads: one heap belongs to one thread at a time. */
 #ifndef MIZAN_REPLAY_HEAP_H
@@ -54,8 +59,10 @@ mz_code mz_heap_take(mz_heap *heap, int32_t rank, mz_memcat category, int64_t by
 void mz_heap_give(mz_heap *heap, mz_buffer *buffer);
 
 const mz_heap_rank *mz_heap_of(const mz_heap *heap, int32_t rank);
-void mz_heap_start_step(mz_heap *heap);     /* peaks and mosts start again from what is held now */
-int64_t mz_heap_takes(const mz_heap *heap); /* so far; fault tests count with it */
+/* Peaks and mosts start again from what is held now; blocks that lay idle too long go back to the
+ * context. */
+void mz_heap_start_step(mz_heap *heap);
+int64_t mz_heap_takes(const mz_heap *heap);    /* so far; fault tests count with it */
 int64_t mz_heap_reserved(const mz_heap *heap); /* bytes got from the context */
 void mz_heap_release(mz_heap *heap);           /* gives blocks that lie idle back to the context */
 

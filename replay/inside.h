@@ -2,6 +2,7 @@
 #ifndef MIZAN_REPLAY_INSIDE_H
 #define MIZAN_REPLAY_INSIDE_H
 
+#include "common/base/log.h"
 #include "replay/engine.h"
 #include "replay/experts.h"
 
@@ -36,9 +37,8 @@ struct mz_engine {
 /* ---- engine.c ----------------------------------------------------------------------------------
  */
 
-/* Time: start = engine_start(e); work; engine_charge(e, ...) waits for stream 0 and adds what
- * passed to the phase of a local rank (global number). */
-double engine_start(mz_engine *e);
+/* Time: start = mz_now(); work; engine_charge(e, ...) waits for stream 0 and adds what passed to
+ * the phase of a local rank (global number). */
 mz_code engine_charge(mz_engine *e, int32_t rank, mz_phase phase, int32_t layer, double start,
                       mz_err *err);
 /* What the process did once for all of its ranks: equal shares. */

@@ -11,7 +11,6 @@
 #include <stdint.h>
 
 typedef struct mz_replay_job {
-    const char *policy;             /* its text, for messages; or NULL */
     int32_t ranks;                  /* R, one expert-parallel group */
     int32_t layers, experts, top_k; /* MoE layers; top_k 0: varies */
     int64_t hidden, intermediate;   /* H, I as run */

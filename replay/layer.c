@@ -126,7 +126,7 @@ void *layer_scratch(const layer_call *c, layer_scratch_use use, int64_t n, size_
 mz_code layer_each(const layer_call *c, mz_phase phase, layer_part part) {
     mz_code code = MZ_OK;
     for (int32_t r = c->e->first; code == MZ_OK && r < c->e->end; r++) {
-        const double start = engine_start(c->e);
+        const double start = mz_now();
         code = part(c, r);
         if (code == MZ_OK)
             code = engine_charge(c->e, r, phase, c->call->layer, start, c->err);
@@ -136,7 +136,7 @@ mz_code layer_each(const layer_call *c, mz_phase phase, layer_part part) {
 
 mz_code layer_each_untimed(const layer_call *c, layer_part part) {
     mz_code code = MZ_OK;
-    const double start = engine_start(c->e);
+    const double start = mz_now();
     for (int32_t r = c->e->first; code == MZ_OK && r < c->e->end; r++)
         code = part(c, r);
     if (code == MZ_OK)
@@ -223,7 +223,7 @@ mz_code layer_keep_of(const layer_call *c, int32_t rank, const int64_t *position
 mz_code layer_layouts(const layer_call *c, bool backward) {
     mz_engine *e = c->e;
     struct engine_shared *s = e->shared;
-    const double start = engine_start(e);
+    const double start = mz_now();
     mz_code code = layout_forward(e, c->call, c->plan, &s->forward, c->err);
     if (code == MZ_OK && backward && c->lossy)
         code = layout_backward(e, c->plan, &s->backward, c->err);

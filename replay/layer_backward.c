@@ -273,7 +273,7 @@ static mz_code place_kept(const layer_call *c) {
     mz_code code = MZ_OK;
     if (instances > c->plan->experts) {
         code = layer_each(c, MZ_PHASE_SCORE, count_moved);
-        const double start = engine_start(e);
+        const double start = mz_now();
         if (code == MZ_OK)
             code = engine_gather(e, s->moved, sizeof *all * (size_t)instances, all,
                                  MZ_PHASE_COUNT_EXCHANGE, c->call->layer, start, c->err);
@@ -282,7 +282,7 @@ static mz_code place_kept(const layer_call *c) {
     }
     if (code != MZ_OK)
         return code;
-    const double start = engine_start(e);
+    const double start = mz_now();
     layout_place(e, c->plan, all, &s->backward);
     engine_charge_shared(e, MZ_PHASE_BACKWARD_PACK, c->call->layer, start);
     return MZ_OK;

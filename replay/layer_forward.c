@@ -44,7 +44,7 @@ static mz_code exchange_counts(const layer_call *c) {
     const int32_t E = e->job.experts;
     int64_t *mine = e->shared->counts, *all = mine + (int64_t)e->local * E;
     mz_code code = MZ_OK;
-    const double start = engine_start(e);
+    const double start = mz_now();
     for (int32_t r = e->first; code == MZ_OK && r < e->end; r++)
         code = layer_get(c, r, mine + (int64_t)(r - e->first) * E,
                          (const int64_t *)layer_memory(c, r, CALL_LIST_BEGIN) + E + 1,
@@ -52,7 +52,7 @@ static mz_code exchange_counts(const layer_call *c) {
     if (code == MZ_OK)
         code = engine_gather(e, mine, sizeof *mine * (size_t)E, all, MZ_PHASE_COUNT_EXCHANGE,
                              c->call->layer, start, c->err);
-    const double checked = engine_start(e);
+    const double checked = mz_now();
     if (code == MZ_OK)
         code = check_counts(c, all);
     engine_untimed(e, checked);

@@ -18,15 +18,16 @@ typedef struct replay_policy {
     mz_replay *replay;
     const char *text;
     mz_planner *planner;
-    mz_heap *heap; /* outlives the passes: after the first one nothing is got from the system */
+    mz_heap *heap; /* outlives the passes: what a pass got, the next one has */
     mz_engine *engine;
     mz_verify *verify;
     mz_verified verified;     /* of the passes that are over */
     mz_engine_watch verifies; /* with digest: what verification had set */
     void *verifier;
     mz_history *history;
-    mz_arena past;           /* of the history */
-    mz_plan **kept, **first; /* [layers] of the micro-batch at hand, of micro-batch 0 */
+    mz_arena past;  /* of the history */
+    mz_plan **kept; /* [layers] of the micro-batch at hand */
+    bool named;     /* the error of the step at hand says which policy and step */
     mz_measure *measure;
     char (*digest)[MZ_DIGEST_TEXT]; /* [records] */
     size_t digest_cap;
@@ -82,11 +83,6 @@ static mz_code notice(void *self, int32_t rank, mz_phase phase, int32_t layer, m
     return MZ_OK;
 }
 
-static mz_code kernel_code(const mz_replay *r, mz_kstatus status, mz_err *err) {
-    return status == MZ_K_OK ? MZ_OK
-                             : mz_fail(err, MZ_EINTERNAL, "%s", mz_kernels_error(r->kernels));
-}
-
 static mz_code digest_rows(mz_replay *r, int32_t rank, const void *rows, size_t bytes,
                            mz_err *err) {
     if (!mz_grow((void **)&r->bytes, &r->bytes_cap, bytes, 1))
@@ -96,7 +92,7 @@ static mz_code digest_rows(mz_replay *r, int32_t rank, const void *rows, size_t 
         status = mz_kernels_sync(r->kernels, 0);
     if (status == MZ_K_OK)
         mz_digest_add(&r->seen[rank - r->transport->first], r->bytes, bytes);
-    return kernel_code(r, status, err);
+    return mz_kernel_code(r->kernels, status, err);
 }
 
 /* Verification looks first, where there is some. */
@@ -120,15 +116,11 @@ static mz_code watch(void *self, const mz_engine_seen *seen, mz_err *err) {
 static mz_code create_plans(mz_replay *r, replay_policy *p, mz_err *err) {
     const int32_t slots = mz_planner_traits(p->planner)->slots;
     p->kept = mz_calloc((size_t)r->layers, sizeof *p->kept);
-    p->first = mz_calloc((size_t)r->layers, sizeof *p->first);
-    if (!p->kept || !p->first)
+    if (!p->kept)
         return mz_fail_nomem(err, "plans");
     mz_code code = MZ_OK;
-    for (int32_t l = 0; code == MZ_OK && l < r->layers; l++) {
+    for (int32_t l = 0; code == MZ_OK && l < r->layers; l++)
         code = mz_plan_create(r->ranks, r->experts, slots, &p->kept[l], err);
-        if (code == MZ_OK)
-            code = mz_plan_create(r->ranks, r->experts, slots, &p->first[l], err);
-    }
     return code;
 }
 
@@ -217,14 +209,9 @@ static void free_policy(mz_replay *r, replay_policy *p) {
     mz_planner_free(&p->planner);
     mz_measure_free(&p->measure);
     mz_arena_free(&p->past);
-    for (int32_t l = 0; l < r->layers; l++) {
-        if (p->kept)
-            mz_plan_free(&p->kept[l]);
-        if (p->first)
-            mz_plan_free(&p->first[l]);
-    }
+    for (int32_t l = 0; p->kept && l < r->layers; l++)
+        mz_plan_free(&p->kept[l]);
     free(p->kept);
-    free(p->first);
     free(p->digest);
     free(p->imbalance);
 }
@@ -287,6 +274,7 @@ static mz_code plan_call(mz_replay *r, replay_policy *p, const mz_replay_step *s
     const double start = mz_now(), before = mz_planner_measured_s(p->planner);
     const mz_plan *plan = NULL;
     mz_code code = mz_planner_plan(p->planner, &now, &plan, err);
+    p->named = code != MZ_OK;
     if (code == MZ_OK)
         code = mz_plan_copy(plan, keep, err);
     if (code != MZ_OK)
@@ -303,16 +291,15 @@ static mz_code plan_call(mz_replay *r, replay_policy *p, const mz_replay_step *s
 static mz_code run_micro_batch(mz_replay *r, replay_policy *p, const mz_replay_step *step,
                                int32_t micro_batch, int64_t ordinal, mz_err *err) {
     const mz_replay_call *call = step->call + (int64_t)micro_batch * step->layers;
-    mz_plan **plan = micro_batch == 0 ? p->first : p->kept;
     mz_code code = MZ_OK;
     for (int32_t l = 0; code == MZ_OK && l < step->layers; l++) {
-        code = plan_call(r, p, step, &call[l], ordinal, plan[l], err);
+        code = plan_call(r, p, step, &call[l], ordinal, p->kept[l], err);
         if (code == MZ_OK)
-            code = mz_engine_forward(p->engine, &call[l], plan[l], err);
+            code = mz_engine_forward(p->engine, &call[l], p->kept[l], err);
     }
     const bool last = micro_batch + 1 == step->micro_batches;
     for (int32_t l = step->layers - 1; code == MZ_OK && l >= 0; l--)
-        code = mz_engine_backward(p->engine, &call[l], plan[l], last, err);
+        code = mz_engine_backward(p->engine, &call[l], p->kept[l], last, err);
     return code;
 }
 
@@ -419,7 +406,7 @@ static mz_code run_step(mz_replay *r, replay_policy *p, const mz_replay_step *st
     if (code != MZ_OK)
         return code;
     const double moe_s = mz_now() - start - mz_engine_figures_of(p->engine).untimed_s - p->aside_s;
-    code = mz_engine_update(p->engine, (const mz_plan *const *)p->first, err);
+    code = mz_engine_update(p->engine, err);
     if (code != MZ_OK)
         return code;
     const double step_s = mz_now() - start - mz_engine_figures_of(p->engine).untimed_s - p->aside_s;
@@ -438,8 +425,7 @@ static mz_code run_step(mz_replay *r, replay_policy *p, const mz_replay_step *st
 
 static mz_code start_engine(mz_replay *r, replay_policy *p, mz_err *err) {
     const mz_model *m = r->options.model;
-    const mz_replay_job job = {.policy = p->text,
-                               .ranks = r->ranks,
+    const mz_replay_job job = {.ranks = r->ranks,
                                .layers = r->layers,
                                .experts = r->experts,
                                .top_k = m->top_k,
@@ -493,6 +479,14 @@ static mz_code start_pass(mz_replay *r, replay_policy *p, int64_t window, mz_err
                              &p->history, err);
 }
 
+/* After a step, in which heaps grow but at its start: what all hold now may be the most so far. */
+static void note_reserved(mz_replay *r) {
+    int64_t bytes = 0;
+    for (int i = 0; i < r->policies; i++)
+        bytes += mz_heap_reserved(r->policy[i].heap);
+    r->reserved = bytes > r->reserved ? bytes : r->reserved;
+}
+
 /* Policies [from, to) over the first `most` steps of the window (0: all). */
 static mz_code run_pass(mz_replay *r, const mz_replay_window *window, int from, int to,
                         int64_t most, bool record, mz_progress *progress, mz_err *err) {
@@ -509,7 +503,8 @@ static mz_code run_pass(mz_replay *r, const mz_replay_window *window, int from, 
         r->dealt = r->dealt || step.dealt;
         for (int i = from; code == MZ_OK && i < to; i++) {
             code = run_step(r, &r->policy[i], &step, s, record, err);
-            if (code != MZ_OK && strncmp(err->msg, "policy ", 7) != 0)
+            note_reserved(r);
+            if (code != MZ_OK && !r->policy[i].named)
                 mz_err_prefix(err, "policy %s, step %lld", r->policy[i].text, (long long)step.step);
             mz_progress_update(progress, r->executed);
         }
@@ -533,27 +528,19 @@ static double resident_bytes(const mz_replay *r) {
     return bytes / r->transport->processes;
 }
 
-static double available_bytes(void) {
-    FILE *file = fopen("/proc/meminfo", "r");
-    char line[128];
-    double kib = 0;
-    while (file && fgets(line, sizeof line, file))
-        if (sscanf(line, "MemAvailable: %lf kB", &kib) == 1)
-            break;
-    if (file)
-        fclose(file);
-    return kib * 1024;
-}
-
 /* All processes decide alike: the one with the least room for all. */
 static mz_code choose_order(mz_replay *r, mz_err *err) {
     int32_t least = 1;
     r->side_by_side = r->policies > 1 && r->options.order == MZ_ORDER_STEPS;
     if (r->policies == 1 || r->options.order != MZ_ORDER_AUTO)
         return MZ_OK;
-    const double need = 2 * resident_bytes(r) * r->policies * r->transport->neighbours;
+    /* Processes of a machine share its memory; each has a GPU of its own. */
     const bool host = mz_kernels_backend(r->kernels) == MZ_BACKEND_HOST;
-    const int32_t fits = host && need < 0.7 * available_bytes();
+    const int32_t sharing = host ? r->transport->neighbours : 1;
+    const double need = 2 * resident_bytes(r) * r->policies * sharing;
+    size_t available = 0; /* where that cannot be told, too */
+    mz_kernels_memory(r->kernels, NULL, &available);
+    const int32_t fits = need < 0.7 * (double)available;
     int32_t *own = mz_calloc((size_t)(r->local + r->ranks), sizeof *own);
     if (!own)
         return mz_fail_nomem(err, "a replay");
@@ -567,15 +554,10 @@ static mz_code choose_order(mz_replay *r, mz_err *err) {
     return code;
 }
 
-/* Policies that are done leave their memory to those that follow: what all heaps hold now is the
- * most that they held together so far, or not more. */
+/* Policies that are done leave their memory to those that follow. */
 static void release(mz_replay *r, int from, int to) {
-    int64_t bytes = 0;
-    for (int i = 0; i < r->policies; i++)
-        bytes += mz_heap_reserved(r->policy[i].heap);
     for (int i = from; i < to; i++)
         mz_heap_release(r->policy[i].heap);
-    r->reserved = bytes > r->reserved ? bytes : r->reserved;
 }
 
 /* What of a policy's backward is not done as it is meant. */

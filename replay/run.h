@@ -2,9 +2,9 @@
  *
  * The window is run in passes. In each pass engines, planners and the past start anew, so every
  * pass makes the plans that a simulation of the window makes, from the same weights; a first pass
- * of `warmup` steps is not recorded. Several policies take turns step by step (A B C A B C), so
- * that what disturbs the machine disturbs all alike, where their memory fits side by side;
- * otherwise they run one after another. */
+ * of `warmup` steps is not recorded: it gets the memory and touches it first. Several policies take
+ * turns step by step (A B C A B C), so that what disturbs the machine disturbs all alike, where
+ * their memory fits side by side; otherwise they run one after another. */
 #ifndef MIZAN_REPLAY_RUN_H
 #define MIZAN_REPLAY_RUN_H
 

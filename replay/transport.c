@@ -195,23 +195,17 @@ static bool is_local(const mz_transport *t, int32_t rank) {
 }
 
 /* Where it happened: "process 1 (ranks 4 to 7), dispatch of layer 3". Alone it is one process. */
-static mz_code place(const mz_transport *t, mz_err *err) {
+static mz_code place(mz_transport *t, mz_err *err) {
     char where[96] = "";
+    t->placed = t->processes > 1;
     if (t->doing && t->layer >= 0)
         snprintf(where, sizeof where, "%s of layer %d", t->doing, t->layer);
     else if (t->doing)
         snprintf(where, sizeof where, "%s", t->doing);
-    if (t->processes > 1)
+    if (t->placed)
         return mz_err_prefix(err, "process %d of %d (ranks %d to %d)%s%s", t->process, t->processes,
                              t->first, t->end - 1, where[0] ? ", " : "", where);
     return where[0] ? mz_err_prefix(err, "%s", where) : err->code;
-}
-
-static mz_code kernel_code(mz_transport *t, mz_kstatus status, mz_err *err) {
-    if (status == MZ_K_OK)
-        return MZ_OK;
-    return mz_fail(err, status == MZ_K_EHARDWARE ? MZ_EHARDWARE : MZ_EINTERNAL, "%s",
-                   mz_kernels_error(t->kernels));
 }
 
 /* Counting sort of the lanes within the process by receiving rank; the others behind each other. */
@@ -264,7 +258,7 @@ static mz_code copy_to(mz_transport *t, int32_t rank, mz_err *err) {
     }
     if (status == MZ_K_OK && begin < end)
         status = mz_kernels_sync(t->kernels, 0);
-    return kernel_code(t, status, err);
+    return mz_kernel_code(t->kernels, status, err);
 }
 
 static mz_code copy_inside(mz_transport *t, double *seconds, double *spent, mz_err *err) {
@@ -296,7 +290,7 @@ static mz_code damage_lane(mz_transport *t, const mz_lane *lane, mz_err *err) {
     if (status == MZ_K_OK)
         status = mz_kernels_sync(t->kernels, 0);
     free(bytes);
-    return kernel_code(t, status, err);
+    return mz_kernel_code(t->kernels, status, err);
 }
 
 /* What this process received: lanes of rows, that is the long ones. Short ones may hold numbers of
@@ -320,7 +314,7 @@ static mz_code exchange(mz_transport *t, const mz_lane *lane, int64_t lanes, dou
     const double start = mz_now();
     double copies = 0;
     int64_t outside = 0;
-    mz_code code = kernel_code(t, mz_kernels_sync(t->kernels, 0), err);
+    mz_code code = mz_kernel_code(t->kernels, mz_kernels_sync(t->kernels, 0), err);
     if (code == MZ_OK)
         code = sort_lanes(t, lane, lanes, &outside, err);
     for (int64_t i = 0; code == MZ_OK && i < outside; i++)
@@ -328,12 +322,15 @@ static mz_code exchange(mz_transport *t, const mz_lane *lane, int64_t lanes, dou
             t->moved.between += (int64_t)s->outside[i].bytes;
     if (code == MZ_OK && t->kind->start)
         code = t->kind->start(t, s->outside, outside, err);
+    const bool started = code == MZ_OK;
     if (code == MZ_OK)
         code = copy_inside(t, seconds, &copies, err);
     if (code == MZ_OK && t->kind->finish)
         code = t->kind->finish(t, err);
     if (code == MZ_OK && t->corrupt)
         code = damage(t, lane, lanes, err);
+    if (code != MZ_OK && started)
+        mz_transport_abort(t); /* messages are under way that nobody will wait for */
     const double rest = (mz_now() - start - copies) / (t->end - t->first);
     for (int32_t r = 0; seconds && r < t->end - t->first; r++)
         seconds[r] += rest;
@@ -365,4 +362,24 @@ int32_t mz_transport_threads(const mz_transport *t, int64_t asked) {
     if (asked > 0)
         return (int32_t)asked;
     return t->processes == 1 ? 0 : share < 1 ? 1 : share;
+}
+
+mz_code mz_transport_room(const mz_transport *t, double *bytes, mz_err *err) {
+    size_t all = 0;
+    const mz_kstatus status = mz_kernels_memory(t->kernels, &all, NULL);
+    *bytes = (double)all;
+    if (mz_kernels_backend(t->kernels) == MZ_BACKEND_HOST)
+        *bytes /= t->neighbours;
+    return mz_kernel_code(t->kernels, status, err);
+}
+
+mz_code mz_kernel_code(const mz_kernels *kernels, mz_kstatus status, mz_err *err) {
+    static const mz_code codes[] = {[MZ_K_OK] = MZ_OK,
+                                    [MZ_K_EINVAL] = MZ_EINTERNAL,
+                                    [MZ_K_EHARDWARE] = MZ_EHARDWARE,
+                                    [MZ_K_EFAILED] = MZ_EINTERNAL,
+                                    [MZ_K_ENOMEM] = MZ_ENOMEM};
+    if (status == MZ_K_OK)
+        return MZ_OK;
+    return mz_fail(err, codes[status], "%s", mz_kernels_error(kernels));
 }

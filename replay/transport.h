@@ -65,6 +65,7 @@ struct mz_transport {
     void *stream;        /* its native stream 0, NULL on the host */
     const char *doing;   /* set by the caller for messages: "dispatch", with its layer (-1: none) */
     int32_t layer;
+    bool placed;          /* the error of the call that failed names this process and its ranks */
     bool corrupt;         /* test aid: the next exchange that receives something corrupts it */
     void *scratch;        /* of transport.c */
     void *library, *self; /* of the kind */
@@ -95,6 +96,13 @@ void mz_transport_abort(mz_transport *transport);
 /* Host threads of this process's kernels: `asked`, or where that is 0 its share of the machine's
  * processors (0, the kernels' own choice, for a process alone, which may be bound to fewer). */
 int32_t mz_transport_threads(const mz_transport *transport, int64_t asked);
+
+/* Bytes of memory that is this process's: all of its GPU's; of the machine's a share, equal to that
+ * of the other processes there. The transport is attached. */
+mz_code mz_transport_room(const mz_transport *transport, double *bytes, mz_err *err);
+
+/* Status of a kernel call as a code; the message is the context's. */
+mz_code mz_kernel_code(const mz_kernels *kernels, mz_kstatus status, mz_err *err);
 
 /* Names of the table, separated by ", ". */
 const char *mz_transport_names(void);

@@ -222,8 +222,10 @@ static mz_code start_nccl(mz_transport *t, const mz_lane *lane, int64_t lanes, m
     mz_code code = status == NCCL_SUCCESS ? MZ_OK : nccl_fail(s, status, "a group", err);
     for (int64_t i = 0; code == MZ_OK && i < lanes; i++)
         code = add_lane(t, s, &lane[i], err);
+    /* A group that was begun is ended all the same: what comes after it would wait in it. */
+    const int ended = status == NCCL_SUCCESS ? s->api.group_end() : NCCL_SUCCESS;
     if (code == MZ_OK)
-        code = settle(t, s, s->api.group_end(), "a group", err);
+        code = settle(t, s, ended, "a group", err);
     s->link.broken = s->link.broken || code != MZ_OK;
     return code;
 }

@@ -12,11 +12,12 @@ calibrate() { "$mizan" calibrate "$@"; }
 @test "the profile that calibrate writes is taken by sim, and says what was measured" {
     calibrate -o here.json --ranks 4 --pool 2MiB --repeats 5 --threads 1 -q
     "$python" - <<'END'
-import json, math
+import json, math, os
 p = json.load(open("here.json"))
 m = p["measured"]
 assert m["backend"] == "host" and m["transport"] == "local" and m["processes"] == 1 and m["workers"] == 1, m
 assert p["device"]["ranks_per_device"]["value"] == 4
+assert p["device"]["memory"]["value"] == os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGESIZE"), p["device"]["memory"]
 for name in ("pack", "combine", "swiglu_backward", "select", "copy", "update_adamw", "product_wgrad", "product_up"):
     kind = m["kinds"][name]
     sizes = ("m", "n", "k") if name.startswith("product") else ("rows", "cols", "bytes")

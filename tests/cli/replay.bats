@@ -120,6 +120,21 @@ EOF2
     [[ $output == *"pairs were dealt to tokens"* ]]
 }
 
+warmup_of() { # OPTION...: as the result has it
+    "${replay[@]}" --policy static --json "$@" >warmup.json
+    "$python" -c 'import json; r = json.load(open("warmup.json")); print(r["settings"]["warmup"], r["runs"][0]["steps"])'
+}
+
+@test "the whole window is run first unless that is long, or what is asked for" {
+    [ "$(warmup_of "${small[@]}")" = "2 2" ]
+    [ "$(warmup_of "${small[@]}" --steps 1)" = "1 1" ]
+    [ "$(warmup_of "${small[@]}" --warmup 0)" = "0 2" ]
+    [ "$(warmup_of "${small[@]}" --warmup 1)" = "1 2" ]
+    [ "$(warmup_of "${small[@]}" --warmup 9)" = "2 2" ]
+    "$mizan" trace synth -q --load hot-rank --ranks 8 --experts 64 --layers 16 --steps 18 --tokens 128 --top-k 8 --kind counts -o long.h5
+    [ "$(warmup_of --trace long.h5 --hidden 64 --inter 32 --layers 1 --steps 0)" = "16 18" ]
+}
+
 @test "sizes for a CPU are chosen and said, unless given" {
     run --separate-stderr "$mizan" replay --trace "$example" --model olmoe-1b-7b --policy static --steps 1 --warmup 0
     echo "$stderr"

@@ -79,6 +79,13 @@ EOF2
 }
 
 @test "a process is killed in each phase" {
+@test "which process it was is said, whatever else the error speaks of" {
+    run --separate-stderr mpirun --quiet -n 2 "${replay[@]}" --steps 1 --policy static --timeout 3 -o 'no process here/out.h5'
+    echo "$stderr"
+    [ "$status" -eq 2 ]
+    [[ $stderr == *"mizan: replay: process 0 of 2 (ranks 0 to 3): "*"no process here"* ]]
+}
+
     for phase in router count_exchange planner weight_move pack dispatch experts combine unpack backward_pack backward_dispatch \
         backward_experts backward_combine backward_other replica_reduce gradient_reduce optimizer; do
         broken "kill:$phase:5:0" 2 1 ultraep

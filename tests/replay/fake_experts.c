@@ -204,7 +204,7 @@ mz_code mz_experts_reduce(mz_experts *x, const mz_replay_call *call, const mz_pl
     return MZ_OK;
 }
 
-mz_code mz_experts_update(mz_experts *x, const mz_plan *const *plan, mz_err *err) {
+mz_code mz_experts_update(mz_experts *x, mz_err *err) {
     return MZ_OK;
 }
 

@@ -155,7 +155,6 @@ void scene_open(scene *s, const scene_options *o, uint64_t seed) {
                              .recompute = o->recompute,
                              .traits = &s->policy[0].traits,
                              .optimizer = &s->optimizer,
-                             .policy = o->policy,
                              .instances = instances,
                              .seed = seed};
     make_weights(s);

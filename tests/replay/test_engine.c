@@ -493,6 +493,24 @@ static void same_bytes(void **state) {
     free(first[1]);
 }
 
+/* Of four processes of a machine each has a quarter of its memory, or a device of its own. */
+static void memory_of_a_process(void **state) {
+    scene s;
+    machine m;
+    const scene_options o = scene_usual("static", MZ_F32);
+    scene_open(&s, &o, 3);
+    machine_open(&m, &s, 1);
+    size_t all = 0;
+    double bytes = 0;
+    assert_int_equal(mz_kernels_memory(m.kernels, &all, NULL), MZ_K_OK);
+    assert_true(all > 1 << 20);
+    m.transport->neighbours = 4;
+    assert_ok(mz_transport_room(m.transport, &bytes, &m.err), &m.err);
+    assert_true(bytes == (double)all / (SCENE_BACKEND == MZ_BACKEND_HOST ? 4 : 1));
+    machine_close(&m);
+    scene_close(&s);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_policy_f32),
@@ -510,11 +528,13 @@ int main(void) {
         cmocka_unit_test(notices),
         cmocka_unit_test(times),
         cmocka_unit_test(same_bytes),
+        cmocka_unit_test(memory_of_a_process),
     };
     const struct CMUnitTest device[] = {
         cmocka_unit_test(every_policy_bf16),
         cmocka_unit_test(every_policy_recomputed),
         cmocka_unit_test(micro_batches),
+        cmocka_unit_test(memory_of_a_process),
     };
     return SCENE_BACKEND == MZ_BACKEND_HOST ? cmocka_run_group_tests(tests, NULL, NULL)
                                             : cmocka_run_group_tests(device, NULL, NULL);

@@ -61,16 +61,13 @@ static mz_code open_machine(machine *m, const scene *s) {
 
 /* From opening the machine to reading a weight after the update. */
 static mz_code whole_job(machine *m, scene *s, float *value) {
-    const mz_plan *plan[SCENE_LAYERS];
-    for (int32_t l = 0; l < SCENE_LAYERS; l++)
-        plan[l] = s->at[l].plan;
     mz_code code = open_machine(m, s);
     if (code == MZ_OK)
         code = mz_engine_create(&s->job, m->kernels, m->transport, m->heap, &m->engine, &m->err);
     if (code == MZ_OK)
         code = scene_run(s, m->engine, &m->err);
     if (code == MZ_OK)
-        code = mz_engine_update(m->engine, plan, &m->err);
+        code = mz_engine_update(m->engine, &m->err);
     for (int gradient = 0; code == MZ_OK && gradient < 2; gradient++)
         code = mz_experts_read(mz_engine_experts(m->engine), 0, 0, gradient, value, &m->err);
     return code;

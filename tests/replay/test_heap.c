@@ -200,6 +200,58 @@ static void test_steady(void **state) {
     rig_close(&r);
 }
 
+/* What a step uses that has buffers of these sizes: the memory that the heap has then. */
+static int64_t step_of(rig *r, const int64_t *bytes, int count) {
+    mz_buffer buffer[8] = {0};
+    mz_heap_start_step(r->heap);
+    for (int i = 0; i < count; i++)
+        assert_ok(take(r, 0, MZ_MEM_TOKEN_BUFFERS, bytes[i], &buffer[i]), &r->err);
+    for (int i = 0; i < count; i++)
+        mz_heap_give(r->heap, &buffer[i]);
+    return mz_heap_reserved(r->heap);
+}
+
+/* Idle for a whole step, a block goes; what a step used, or still holds, stays. */
+static void test_idle_blocks_go(void **state) {
+    static const int64_t sizes[] = {1 << 20, 1 << 14, 1 << 17, 1 << 11};
+    rig r;
+    rig_open(&r, 0, 1);
+    mz_buffer held = {0};
+    assert_ok(take(&r, 0, MZ_MEM_WEIGHTS, 512, &held), &r.err);
+    for (int i = 0; i < 4; i++)
+        assert_int_equal(step_of(&r, &sizes[i], 1), 512 + sizes[i] + (i > 0 ? sizes[i - 1] : 0));
+    assert_int_equal(step_of(&r, &sizes[3], 1), 512 + sizes[3]);
+    mz_heap_give(r.heap, &held); /* in this step: it stays for the next, and is taken */
+    mz_heap_start_step(r.heap);
+    assert_ok(take(&r, 0, MZ_MEM_WEIGHTS, 512, &held), &r.err);
+    assert_int_equal(mz_heap_reserved(r.heap), 512 + sizes[3]);
+    mz_heap_start_step(r.heap); /* sizes[3] was idle throughout */
+    assert_int_equal(mz_heap_reserved(r.heap), 512);
+    rig_close(&r);
+}
+
+/* A window of unlike steps again and again: after two passes nothing comes or goes. Steps that grow
+ * and grow want nothing back: their blocks go as soon as ever. */
+static void test_steps_that_come_back(void **state) {
+    static const int64_t window[][3] = {
+        {1 << 20, 1 << 12, 1 << 12}, {1 << 8, 1 << 16, 1 << 14}, {1 << 18, 1 << 9, 1 << 20}};
+    rig r;
+    rig_open(&r, 0, 1);
+    int64_t reserved = 0;
+    for (int pass = 0; pass < 6; pass++)
+        for (int s = 0; s < 3; s++) {
+            const int64_t now = step_of(&r, window[s], 3);
+            if (pass > 2)
+                assert_int_equal(now, reserved);
+            reserved = now;
+        }
+    rig_close(&r);
+    rig_open(&r, 0, 1);
+    for (int64_t bytes = 1 << 10; bytes <= 1 << 24; bytes *= 4)
+        assert_int_equal(step_of(&r, &bytes, 1), bytes + (bytes > 1 << 10 ? bytes / 4 : 0));
+    rig_close(&r);
+}
+
 /* ---- faults
  * --------------------------------------------------------------------------------------*/
 
@@ -237,8 +289,10 @@ static void test_faults(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_reuse),  cmocka_unit_test(test_peak),   cmocka_unit_test(test_errors),
-        cmocka_unit_test(test_random), cmocka_unit_test(test_steady), cmocka_unit_test(test_faults),
+        cmocka_unit_test(test_reuse),          cmocka_unit_test(test_peak),
+        cmocka_unit_test(test_errors),         cmocka_unit_test(test_random),
+        cmocka_unit_test(test_steady),         cmocka_unit_test(test_faults),
+        cmocka_unit_test(test_idle_blocks_go), cmocka_unit_test(test_steps_that_come_back),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -219,10 +219,7 @@ static void run_engine(scene *s, counting *c) {
     c->update = mz_work_update(s->optimizer.rule);
     mz_engine_set_notice(m.engine, done, c);
     assert_ok(scene_run(s, m.engine, &m.err), &m.err);
-    const mz_plan *plans[SCENE_LAYERS];
-    for (int32_t l = 0; l < SCENE_LAYERS; l++)
-        plans[l] = s->at[l].plan;
-    assert_ok(mz_engine_update(m.engine, plans, &m.err), &m.err);
+    assert_ok(mz_engine_update(m.engine, &m.err), &m.err);
     c->engine = NULL;
     m.kernels->ops = c->real;
     machine_close(&m);

@@ -2,7 +2,7 @@
 #include "tests/harness.h"
 
 #include "common/base/rng.h"
-#include "replay/transport.h"
+#include "replay/transport_kind.h"
 
 enum { RANKS = 6, LANES = 400, AREA = 1 << 16 };
 
@@ -127,6 +127,70 @@ static void test_corruption(void **state) {
     mz_kernels_close(&kernels);
 }
 
+/* A kind that reaches others, as far as it is asked. */
+typedef struct fake_kind {
+    int started, finished, ended;
+    bool fails_to_start, fails_to_finish;
+} fake_kind;
+
+static mz_code fake_start(mz_transport *t, const mz_lane *lane, int64_t lanes, mz_err *err) {
+    fake_kind *fake = t->self;
+    fake->started++;
+    return fake->fails_to_start ? mz_fail(err, MZ_EINTERNAL, "no start") : MZ_OK;
+}
+
+static mz_code fake_finish(mz_transport *t, mz_err *err) {
+    fake_kind *fake = t->self;
+    fake->finished++;
+    return fake->fails_to_finish ? mz_fail(err, MZ_EINTERNAL, "no end") : MZ_OK;
+}
+
+static void fake_end_others(mz_transport *t) {
+    ((fake_kind *)t->self)->ended++;
+}
+
+/* What was started and is not waited for: the others are ended, whatever failed, and the error says
+ * which process it was. Alone there are no others. */
+static void test_failure_after_a_start(void **state) {
+    static const mz_transport_kind kind = {
+        .start = fake_start, .finish = fake_finish, .end_others = fake_end_others};
+    mz_kernels *kernels = open_kernels();
+    uint16_t from[8] = {0}, to[8];
+    const mz_lane good = {0, 1, from, to, sizeof to}, bad = {0, 1, NULL, to, sizeof to};
+    const struct {
+        const mz_lane *lane;
+        fake_kind fake;
+        int processes, finished, ended;
+        const char *said;
+    } cases[] = {{&good, {0}, 2, 1, 0, NULL},
+                 {&bad, {0}, 2, 0, 1, "copy"},
+                 {&bad, {0}, 1, 0, 0, "copy"},
+                 {&good, {.fails_to_finish = true}, 2, 1, 1, "no end"},
+                 {&good, {.fails_to_start = true}, 2, 0, 0, "no start"}};
+    for (int i = 0; i < COUNT_OF(cases); i++) {
+        mz_transport *t = open_local(kernels);
+        const mz_transport_kind *local = t->kind;
+        fake_kind fake = cases[i].fake;
+        mz_err err;
+        t->kind = &kind;
+        t->self = &fake;
+        t->processes = cases[i].processes;
+        const mz_code code = mz_transport_exchange(t, cases[i].lane, 1, NULL, &err);
+        assert_int_equal(code, cases[i].said ? MZ_EINTERNAL : MZ_OK);
+        assert_int_equal(fake.started, 1);
+        assert_int_equal(fake.finished, cases[i].finished);
+        assert_int_equal(fake.ended, cases[i].ended);
+        assert_int_equal(t->placed, cases[i].said && cases[i].processes > 1);
+        if (cases[i].said && (!strstr(err.msg, cases[i].said) ||
+                              (strstr(err.msg, "process 0 of 2") == err.msg) != t->placed))
+            fail_msg("%s", err.msg);
+        t->kind = local;
+        t->self = NULL;
+        mz_transport_close(&t);
+    }
+    mz_kernels_close(&kernels);
+}
+
 static void test_mistakes_are_named(void **state) {
     mz_transport *t = NULL;
     mz_err err;
@@ -163,6 +227,7 @@ int main(void) {
         cmocka_unit_test(test_one_process_holds_all),        cmocka_unit_test(test_lanes_arrive),
         cmocka_unit_test(test_time_belongs_to_the_receiver), cmocka_unit_test(test_corruption),
         cmocka_unit_test(test_mistakes_are_named),           cmocka_unit_test(test_missing_module),
+        cmocka_unit_test(test_failure_after_a_start),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
