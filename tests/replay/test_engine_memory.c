@@ -186,13 +186,12 @@ static void check(const char *policy, mz_dtype type, bool recompute, uint64_t se
     machine_engine(&m, &s);
     scene_watcher watcher = {&s, m.kernels};
     mz_engine_set_watch(m.engine, scene_watch, &watcher);
-    /* The first step gets what there is to get, the second wants some of it; what it leaves goes
-     * when the third begins, and from then on nothing comes or goes. */
+    /* With other blocks idle than in the first step the second may get some more; what it leaves
+     * goes when the third begins, and from then on nothing comes or goes. */
     enum { STEPS = 4 };
     for (int step = 0; step < STEPS; step++) {
         const int64_t reserved = mz_heap_reserved(m.heap);
         assert_ok(scene_run(&s, m.engine, &m.err), &m.err);
-        assert_true(step < 1 || mz_heap_reserved(m.heap) <= reserved);
         assert_true(step < 3 || mz_heap_reserved(m.heap) == reserved);
         for (int32_t r = 0; r < o.ranks; r++) {
             if (mz_heap_of(m.heap, r)->peak != peak_of(&s, r))
