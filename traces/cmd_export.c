@@ -1,7 +1,8 @@
 /* mizan trace export. */
-#include "traces/exporter.h"
+#include "traces/cmd.h"
 
 #include "common/base/opt.h"
+#include "traces/exporter.h"
 #include "traces/schema.h"
 
 #include <string.h>
@@ -72,6 +73,10 @@ static mz_code choose_exporter(const char *format, const mz_exporter **found, mz
                    near ? "'?" : "");
 }
 
+static bool begins(const char *text, const char *with) {
+    return strncmp(text, with, strlen(with)) == 0;
+}
+
 static mz_code export_trace(mz_app *app, const export_args *args, const char *path, mz_err *err) {
     const mz_exporter *exporter = NULL;
     mz_export_report report = {0};
@@ -84,7 +89,7 @@ static mz_code export_trace(mz_app *app, const export_args *args, const char *pa
     code = exporter->export(app, trace, &args->export, args->output, &report, err);
     mz_trace_close(&trace);
     if (code)
-        return err->msg[0] && !strstr(err->msg, path) && !strstr(err->msg, args->output)
+        return err->msg[0] && !begins(err->msg, path) && !begins(err->msg, args->output)
                    ? mz_err_prefix(err, "%s", path)
                    : code;
     if (report.lost[0])
@@ -114,7 +119,6 @@ mz_code mz_cmd_trace_export(mz_app *app, int argc, char **argv, mz_err *err) {
         return mz_fail(err, MZ_EINPUT, "no trace to export: pass TRACE");
     if (!args.output)
         return mz_fail(err, MZ_EINPUT, "no output: pass -o PATH");
-    if (strcmp(argv[1], args.output) == 0)
-        return mz_fail(err, MZ_EINPUT, "%s: the output would replace the input", argv[1]);
-    return export_trace(app, &args, argv[1], err);
+    code = mz_keep_input(argv[1], args.output, err);
+    return code ? code : export_trace(app, &args, argv[1], err);
 }

@@ -21,6 +21,23 @@
 
 #define COUNT(table) ((int)(sizeof(table) / sizeof((table)[0])))
 
+/* Whether the user gave an option. */
+static bool was_given(const mz_opt *table, int count, const bool *seen, const char *name) {
+    for (int i = 0; i < count; i++)
+        if (strcmp(table[i].name, name) == 0)
+            return seen[i];
+    return false;
+}
+
+mz_code mz_keep_input(const char *input, const char *output, mz_err *err) {
+    struct stat in, out;
+    if (strcmp(input, output) != 0 && (stat(input, &in) != 0 || stat(output, &out) != 0 ||
+                                       in.st_dev != out.st_dev || in.st_ino != out.st_ino))
+        return MZ_OK;
+    return mz_fail(err, MZ_EINPUT, "%s: the output would replace the input: pass another -o",
+                   input);
+}
+
 /* ---- info ------------------------------------------------------------------------------------ */
 
 typedef struct info_args {
@@ -33,9 +50,9 @@ static const mz_opt info_table[] = {
     {"ranks", 'r', MZ_OPT_INT, AT(ranks), "0", "R",
      "ranks of the contiguous placement; 0: as recorded", 0, MZ_RANKS_MAX},
     {"from-step", 0, MZ_OPT_INT, AT(from_step), "0", "STEP", "first recorded step to look at", 0,
-     1e15},
-    {"to-step", 0, MZ_OPT_INT, AT(to_step), "1e15", "STEP", "last recorded step to look at", 0,
-     1e15},
+     9e18},
+    {"to-step", 0, MZ_OPT_INT, AT(to_step), NULL, "STEP",
+     "last recorded step to look at; default: the last", 0, 9e18},
     {"summary", 0, MZ_OPT_FLAG, AT(summary), NULL, NULL, "no row per layer"},
     {"loads-only", 0, MZ_OPT_FLAG, AT(loads), NULL, NULL,
      "loads alone: no statistics over steps, sequences and layers"},
@@ -55,6 +72,20 @@ static const mz_opt_spec info_spec = {
     .max_args = 1,
 };
 
+/* A window without any step is a mistake, unless the trace has none at all. */
+static mz_code check_window(const mz_trace *trace, const mz_trace_info *info,
+                            const mz_info_options *options, mz_err *err) {
+    const mz_trace_call *calls;
+    int64_t count = mz_trace_calls(trace, &calls);
+    if (info->calls || !count)
+        return MZ_OK;
+    return mz_fail(err, MZ_EINPUT,
+                   "%s: no recorded step from --from-step %lld to --to-step %lld: the trace has "
+                   "steps from %lld to %lld",
+                   mz_trace_path(trace), (long long)options->from_step, (long long)options->to_step,
+                   (long long)calls[0].step, (long long)calls[count - 1].step);
+}
+
 static mz_code print_info(mz_app *app, const info_args *args, const char *path, mz_err *err) {
     mz_trace *trace = NULL;
     mz_trace_info info = {0};
@@ -64,13 +95,15 @@ static mz_code print_info(mz_app *app, const info_args *args, const char *path, 
     mz_code code = mz_trace_open(path, &trace, err);
     if (!code)
         code = mz_trace_info_read(app, trace, &options, &info, err);
+    if (!code)
+        code = check_window(trace, &info, &options, err);
     if (!code && !args->loads)
         code = mz_trace_stats_read(app, trace, &options, &stats, err);
     if (!code && args->json) {
         json_t *json = mz_trace_info_json(trace, &info);
-        if (json && !args->loads)
-            json_object_set_new(json, "statistics", mz_trace_stats_json(&stats));
-        code = json ? mz_json_write(json, app->out, err) : mz_fail_nomem(err, "the JSON text");
+        bool good = json && (args->loads || json_object_set_new(json, "statistics",
+                                                                mz_trace_stats_json(&stats)) == 0);
+        code = good ? mz_json_write(json, app->out, err) : mz_fail_nomem(err, "the JSON text");
         json_decref(json);
     } else if (!code) {
         mz_trace_info_print(trace, &info, !args->summary, app->out);
@@ -87,11 +120,13 @@ static mz_code print_info(mz_app *app, const info_args *args, const char *path, 
 static mz_code run_info(mz_app *app, int argc, char **argv, mz_err *err) {
     info_args args;
     int nargs;
-    bool help = false;
-    mz_code code = mz_opt_parse(&info_spec, &args, argc, argv, &nargs, &help, NULL, app->out, err);
+    bool help = false, seen[COUNT(info_table)];
+    mz_code code = mz_opt_parse(&info_spec, &args, argc, argv, &nargs, &help, seen, app->out, err);
     if (code || help)
         return code;
     mz_log_choose(&app->log, args.quiet, args.verbose);
+    if (!was_given(info_table, COUNT(info_table), seen, "to-step"))
+        args.to_step = INT64_MAX;
     return print_info(app, &args, argv[1], err);
 }
 
@@ -251,10 +286,36 @@ static mz_code parse_shuffle(const char *list, mz_model_shuffle *shuffle, mz_err
 
 /* A value that the user gave, 0 otherwise. */
 static int64_t given(const bool *seen, const char *name, int64_t value) {
-    for (int i = 0; i < COUNT(synth_table); i++)
-        if (strcmp(synth_table[i].name, name) == 0)
-            return seen[i] ? value : 0;
-    return 0;
+    return was_given(synth_table, COUNT(synth_table), seen, name) ? value : 0;
+}
+
+/* Refuses what the user gave although it changes nothing. names: NULL-terminated. */
+static mz_code refuse(const bool *seen, const char *const *names, const char *with, mz_err *err) {
+    for (; *names; names++)
+        if (was_given(synth_table, COUNT(synth_table), seen, *names))
+            return mz_fail(err, MZ_EINPUT, "--%s: has no meaning with %s: leave it out", *names,
+                           with);
+    return MZ_OK;
+}
+
+static mz_code check_synth(const synth_args *args, const bool *seen, mz_err *err) {
+    static const char *const of_like[] = {"profile",      "load",     "layers",     "experts",
+                                          "top-k",        "sequence", "model-name", "hidden",
+                                          "intermediate", NULL};
+    static const char *const of_counts[] = {"load", "shuffle", "sequence", "half", NULL};
+    static const char *const of_pairs[] = {"load", NULL}, *const of_load[] = {"shuffle", NULL};
+    bool counts =
+        args->profile - 1 == MZ_PROFILE_COLLAPSE || args->profile - 1 == MZ_PROFILE_BALANCED;
+    if (args->like)
+        return refuse(seen, of_like, "--like, which follows the trace", err);
+    if (!args->profile)
+        return refuse(seen, of_load, "--load, which says what is drawn", err);
+    if (was_given(synth_table, COUNT(synth_table), seen, "kind") &&
+        (args->kind == MZ_TRACE_COUNTS) != counts)
+        return mz_fail(err, MZ_EINPUT, "--kind: this profile makes %s: leave it out",
+                       counts ? "counts" : "pairs");
+    return counts ? refuse(seen, of_counts, "a profile of counts", err)
+                  : refuse(seen, of_pairs, "--profile", err);
 }
 
 static mz_code synth_like(mz_app *app, const synth_args *args, const bool *seen,
@@ -311,14 +372,13 @@ static mz_code synth_profile(mz_app *app, const synth_args *args,
                             .router = "softmax",
                             .has_weight = !counts,
                             .weights_normalized = !counts};
-    snprintf(facts.name, sizeof facts.name, "%.100s",
-             args->name ? args->name : "synthetic-profile");
+    const char *name = args->name ? args->name : "synthetic-profile";
     mz_code code = parse_shuffle(args->shuffle, &options.shuffle, err);
+    if (!code)
+        code = mz_synth_name(&facts, name, "", err);
     if (!code && args->top_k > args->experts)
         code = mz_fail(err, MZ_EINPUT, "--top-k: %lld of %lld experts", (long long)args->top_k,
                        (long long)args->experts);
-    if (!code && counts && args->shuffle)
-        code = mz_fail(err, MZ_EINPUT, "--shuffle: counts have no sequences to take apart");
     if (!code && counts)
         code = mz_profile_history(profile, &facts, args->steps, args->tokens, options.seed,
                                   &history, err);
@@ -344,7 +404,11 @@ static mz_code run_synth(mz_app *app, int argc, char **argv, mz_err *err) {
         fprintf(app->out, "%-12s  %s\n", mz_synth_loads[i]->name, mz_synth_loads[i]->summary);
     if (args.list)
         return MZ_OK;
-    code = need_output(args.output, err);
+    code = check_synth(&args, seen, err);
+    if (!code)
+        code = need_output(args.output, err);
+    if (!code && args.like)
+        code = mz_keep_input(args.like, args.output, err);
     if (code)
         return code;
     mz_synth_options options = {.load = args.load,
@@ -362,8 +426,6 @@ static mz_code run_synth(mz_app *app, int argc, char **argv, mz_err *err) {
                                 .seed = (uint64_t)args.seed,
                                 .kind = args.kind ? MZ_TRACE_COUNTS : MZ_TRACE_PAIRS};
     mz_trace_write_options write = {.deflate = (int)args.deflate, .half_weights = args.half};
-    if (args.like && args.profile)
-        return mz_fail(err, MZ_EINPUT, "--like and --profile: pass one of them");
     code = args.like      ? synth_like(app, &args, seen, &write, err)
            : args.profile ? synth_profile(app, &args, &write, err)
                           : mz_synth_write(app, &options, args.output, &write, err);
@@ -597,8 +659,7 @@ static mz_code run_import(mz_app *app, int argc, char **argv, mz_err *err) {
         return mz_fail(err, MZ_EINPUT, "no file to import: pass FILE...");
     code = need_output(args.output, err);
     for (int i = 1; i <= nargs && !code; i++)
-        if (strcmp(argv[i], args.output) == 0)
-            code = mz_fail(err, MZ_EINPUT, "%s: the output would replace this input", argv[i]);
+        code = mz_keep_input(argv[i], args.output, err);
     return code ? code : import_files(app, &args, argv + 1, nargs, err);
 }
 
@@ -629,6 +690,7 @@ static const mz_opt_spec check_spec = {
 
 static mz_code run_check(mz_app *app, int argc, char **argv, mz_err *err) {
     check_args args;
+    char path[4096];
     int nargs, wrong = 0;
     bool help = false;
     mz_code code = mz_opt_parse(&check_spec, &args, argc, argv, &nargs, &help, NULL, app->out, err);
@@ -638,8 +700,11 @@ static mz_code run_check(mz_app *app, int argc, char **argv, mz_err *err) {
     for (int i = 1; i <= nargs && !code; i++) {
         int64_t faults = 0;
         code = mz_trace_check(app, argv[i], args.limit, app->out, &faults, err);
-        if (!code && faults == 0)
-            fprintf(app->out, "%s: sound\n", argv[i]);
+        if (!code && faults == 0) {
+            snprintf(path, sizeof path, "%s", argv[i]);
+            mz_clean_line(path);
+            fprintf(app->out, "%s: sound\n", path);
+        }
         wrong += faults > 0;
     }
     if (!code && wrong)
@@ -709,8 +774,8 @@ static mz_code run_cut(mz_app *app, int argc, char **argv, mz_err *err) {
                               .max_tokens = args.max_tokens};
     mz_trace_write_options write = {.deflate = (int)args.deflate, .half_weights = args.half};
     code = need_output(args.output, err);
-    if (!code && strcmp(argv[1], args.output) == 0)
-        code = mz_fail(err, MZ_EINPUT, "%s: the output would replace the input", argv[1]);
+    if (!code)
+        code = mz_keep_input(argv[1], args.output, err);
     if (!code)
         code = mz_trace_open(argv[1], &trace, err);
     if (!code)

@@ -213,8 +213,11 @@ static mz_code cut_calls(cutter *c, mz_err *err) {
     if (c->app)
         mz_progress_end(&progress);
     if (code == MZ_OK && c->tokens == 0)
-        code = mz_fail(err, MZ_EINPUT, "%s: nothing is left: no tokens in what is asked for",
-                       trace->path);
+        code =
+            mz_fail(err, MZ_EINPUT,
+                    "%s: nothing is left: no tokens in what is asked for; take more steps, layers "
+                    "or ranks, or allow more tokens",
+                    trace->path);
     return code;
 }
 

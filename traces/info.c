@@ -2,7 +2,7 @@
 
 #include "common/base/arena.h"
 #include "common/io/json.h"
-#include "traces/schema.h"
+#include "traces/reader.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -39,28 +39,38 @@ mz_spread mz_spread_of(const int64_t *x, int64_t n, int64_t *sorted) {
                        .cold = (double)cold / count};
 }
 
+double mz_block_imbalance(const int64_t *load, int32_t experts, int32_t ranks) {
+    double most = 0, sum = 0;
+    for (int64_t e = 0, r = 0; r < ranks; r++) {
+        double block = 0;
+        for (; e < experts && e * ranks / experts == r; e++)
+            block += (double)load[e];
+        most = block > most ? block : most;
+        sum += block;
+    }
+    return sum > 0 ? most * ranks / sum : (double)NAN;
+}
+
+mz_code mz_info_ranks(const mz_trace *trace, const mz_info_options *options, int32_t *ranks,
+                      mz_err *err) {
+    const mz_trace_facts *facts = mz_trace_facts_of(trace);
+    int32_t most = facts->ranks < facts->experts ? facts->ranks : facts->experts;
+    *ranks = options->ranks ? options->ranks : most;
+    if (*ranks <= facts->experts)
+        return MZ_OK;
+    return mz_fail(err, MZ_EINPUT, "%s: --ranks: %d ranks for %d experts: pass at most %d",
+                   mz_trace_path(trace), *ranks, facts->experts, facts->experts);
+}
+
 typedef struct info_pass {
     int32_t experts;
     int64_t *total;   /* [layers][E] whole trace */
     int64_t *load;    /* [E] of the current layer call */
-    int64_t *rank;    /* [place_ranks] */
+    int64_t *seen;    /* [ranks] micro-batch in which the rank was met last */
     int64_t *scratch; /* [E] */
     int64_t *tokens;  /* of every call, for the median */
     mz_trace_info *info;
 } info_pass;
-
-/* max/mean over ranks when experts lie in contiguous blocks. */
-static double rank_imbalance(info_pass *pass, const int64_t *load) {
-    int64_t ranks = pass->info->place_ranks, most = 0, sum = 0;
-    memset(pass->rank, 0, (size_t)ranks * sizeof *pass->rank);
-    for (int64_t e = 0; e < pass->experts; e++)
-        pass->rank[e * ranks / pass->experts] += load[e];
-    for (int64_t r = 0; r < ranks; r++) {
-        most = pass->rank[r] > most ? pass->rank[r] : most;
-        sum += pass->rank[r];
-    }
-    return sum ? (double)most * (double)ranks / (double)sum : NAN;
-}
 
 /* Takes in the layer call whose loads are in pass->load. */
 static void end_layer_call(info_pass *pass, int32_t layer) {
@@ -72,7 +82,7 @@ static void end_layer_call(info_pass *pass, int32_t layer) {
         most = pass->load[e] > most ? pass->load[e] : most;
     }
     if (sum > 0) {
-        double ranks = rank_imbalance(pass, pass->load);
+        double ranks = mz_block_imbalance(pass->load, pass->experts, pass->info->place_ranks);
         row->calls++;
         row->call_expert_mean += (double)most * pass->experts / (double)sum;
         row->call_rank_mean += ranks;
@@ -81,19 +91,22 @@ static void end_layer_call(info_pass *pass, int32_t layer) {
     memset(pass->load, 0, (size_t)pass->experts * sizeof *pass->load);
 }
 
-/* Steps, tokens and pairs of the window; what needs no bulk data. */
-static void count_calls(info_pass *pass, const mz_trace_call *calls, int64_t first, int64_t last) {
+/* Steps, tokens and pairs of the window; what needs no bulk data. A rank's tokens of a micro-batch
+ * count with the first of its layers, whichever that is. */
+static void count_calls(info_pass *pass, const mz_trace *trace, int64_t first, int64_t last) {
     mz_trace_info *info = pass->info;
-    int32_t lowest = 0; /* layer whose calls count a micro-batch's tokens */
+    const mz_trace_call *calls = trace->calls;
     for (int64_t i = first; i < last; i++) {
         const mz_trace_call *call = &calls[i], *before = i > first ? call - 1 : NULL;
         bool new_step = !before || before->step != call->step;
-        if (new_step || before->micro_batch != call->micro_batch) {
-            info->micro_batches++;
-            lowest = call->layer;
-        }
+        info->micro_batches += new_step || before->micro_batch != call->micro_batch;
         info->steps += new_step;
-        info->tokens += call->layer == lowest ? call->tokens : 0;
+        if (pass->seen[call->rank] != info->micro_batches) {
+            pass->seen[call->rank] = info->micro_batches;
+            info->tokens += call->tokens;
+            info->sequences += mz_find_sequence(trace, call->token_begin + call->tokens) -
+                               mz_find_sequence(trace, call->token_begin);
+        }
         info->pairs += call->pairs;
         pass->tokens[i - first] = call->tokens;
     }
@@ -151,7 +164,7 @@ static void finish(info_pass *pass) {
         mz_info_layer *row = &info->layer[l];
         const int64_t *total = pass->total + (int64_t)l * pass->experts;
         row->experts = mz_spread_of(total, pass->experts, pass->scratch);
-        row->rank_imbalance = rank_imbalance(pass, total);
+        row->rank_imbalance = mz_block_imbalance(total, pass->experts, info->place_ranks);
         double calls = row->calls ? (double)row->calls : NAN;
         row->call_expert_mean /= calls;
         row->call_rank_mean /= calls;
@@ -183,15 +196,15 @@ static int64_t first_call(const mz_trace_call *calls, int64_t count, int64_t ste
     return low;
 }
 
-static mz_code make_pass(info_pass *pass, int64_t calls, mz_err *err) {
+static mz_code make_pass(info_pass *pass, int32_t ranks, int64_t calls, mz_err *err) {
     size_t experts = (size_t)pass->experts, layers = (size_t)pass->info->layers;
     pass->info->layer = mz_calloc(layers, sizeof *pass->info->layer);
     pass->total = mz_calloc(layers, experts * sizeof *pass->total);
     pass->load = mz_calloc(experts, sizeof *pass->load);
-    pass->rank = mz_calloc((size_t)pass->info->place_ranks, sizeof *pass->rank);
+    pass->seen = mz_calloc((size_t)ranks, sizeof *pass->seen);
     pass->scratch = mz_calloc(experts, sizeof *pass->scratch);
     pass->tokens = mz_calloc((size_t)calls, sizeof *pass->tokens);
-    if (!pass->info->layer || !pass->total || !pass->load || !pass->rank || !pass->scratch ||
+    if (!pass->info->layer || !pass->total || !pass->load || !pass->seen || !pass->scratch ||
         !pass->tokens)
         return mz_fail_nomem(err, "the statistics of a trace");
     return MZ_OK;
@@ -201,30 +214,25 @@ mz_code mz_trace_info_read(const mz_app *app, mz_trace *trace, const mz_info_opt
                            mz_trace_info *info, mz_err *err) {
     const mz_trace_facts *facts = mz_trace_facts_of(trace);
     const mz_trace_call *calls;
-    const mz_trace_sequence *sequences;
     int64_t count = mz_trace_calls(trace, &calls);
     int64_t first = first_call(calls, count, options->from_step);
     int64_t last =
         options->to_step == INT64_MAX ? count : first_call(calls, count, options->to_step + 1);
     last = last < first ? first : last;
-    int32_t most = facts->ranks < facts->experts ? facts->ranks : facts->experts;
-    *info = (mz_trace_info){.layers = facts->layers,
-                            .place_ranks = options->ranks ? options->ranks : most,
-                            .sequences = mz_trace_sequences(trace, &sequences)};
-    if (info->place_ranks > facts->experts)
-        return mz_fail(err, MZ_EINPUT, "--ranks: %d ranks for %d experts", info->place_ranks,
-                       facts->experts);
+    *info = (mz_trace_info){.layers = facts->layers};
     info_pass pass = {.experts = facts->experts, .info = info};
-    mz_code code = make_pass(&pass, last - first, err);
+    mz_code code = mz_info_ranks(trace, options, &info->place_ranks, err);
+    if (!code)
+        code = make_pass(&pass, facts->ranks, last - first, err);
     if (!code) {
-        count_calls(&pass, calls, first, last);
+        count_calls(&pass, trace, first, last);
         code = read_loads(app, &pass, trace, calls, first, last, err);
     }
     if (!code)
         finish(&pass);
     free(pass.total);
     free(pass.load);
-    free(pass.rank);
+    free(pass.seen);
     free(pass.scratch);
     free(pass.tokens);
     if (code)
@@ -311,13 +319,15 @@ json_t *mz_trace_info_json(const mz_trace *trace, const mz_trace_info *info) {
 
 static void print_head(const mz_trace *trace, const mz_trace_info *info, FILE *out) {
     const mz_trace_facts *f = mz_trace_facts_of(trace);
-    char top_k[16] = "variable", dims[64] = "";
+    char top_k[16] = "variable", dims[64] = "", path[4096];
     if (f->top_k)
         snprintf(top_k, sizeof top_k, "%d", f->top_k);
     if (f->hidden)
         snprintf(dims, sizeof dims, ", hidden %lld, intermediate %lld", (long long)f->hidden,
                  (long long)f->intermediate);
-    fprintf(out, "%s%s\n", mz_trace_path(trace),
+    snprintf(path, sizeof path, "%s", mz_trace_path(trace));
+    mz_clean_line(path);
+    fprintf(out, "%s%s\n", path,
             mz_trace_complete(trace) ? "" : " (not closed by its writer; holds what was flushed)");
     fprintf(out, "model     %s: %d MoE layers, %d experts, top-k %s%s\n", f->name, f->layers,
             f->experts, top_k, dims);

@@ -89,9 +89,13 @@ static const int32_t *find_before(stats_pass *p, const mz_trace_call *call) {
     return b->expert + b->call[b->next].at;
 }
 
+/* *now NULL: no room for what a micro-batch has beyond the largest table. */
 static mz_code begin_firsts(stats_pass *p, const mz_trace_call *call, int32_t **now, mz_err *err) {
     firsts *f = &p->now;
     void *calls = f->call, *experts = f->expert;
+    *now = NULL;
+    if (call->tokens > (int64_t)(MZ_STATS_TABLE / sizeof *f->expert - f->tokens))
+        return MZ_OK;
     int good = mz_grow(&calls, &f->call_room, f->calls + 1, sizeof *f->call);
     f->call = calls;
     if (good)
@@ -161,9 +165,11 @@ static void take_block(stats_pass *p, const mz_trace_call *call, int64_t first, 
                 mz_stats_sequence_begin(p->sequence, call->layer, p->sequences[*at].tokens);
             mz_stats_sequence_token(p->sequence, p->distinct, distinct);
         }
-        now[first + t] =
+        int32_t top =
             mz_stats_token_add(p->token, call->layer, p->distinct, weight ? p->weight : NULL,
                                distinct, before ? before[first + t] : -1);
+        if (now)
+            now[first + t] = top;
         expert += n;
         weight += weight ? n : 0;
     }
@@ -296,16 +302,21 @@ static mz_code finish(stats_pass *p, int32_t ranks, mz_trace_stats *stats, mz_er
 mz_code mz_trace_stats_read(const mz_app *app, mz_trace *trace, const mz_info_options *options,
                             mz_trace_stats *stats, mz_err *err) {
     stats_pass p = {.app = app, .trace = trace, .facts = mz_trace_facts_of(trace)};
-    int32_t most = p.facts->ranks < p.facts->experts ? p.facts->ranks : p.facts->experts;
-    int32_t ranks = options->ranks ? options->ranks : most;
+    int32_t ranks;
     *stats = (mz_trace_stats){.layers = p.facts->layers};
-    if (ranks > p.facts->experts)
-        return mz_fail(err, MZ_EINPUT, "--ranks: %d ranks for %d experts", ranks, p.facts->experts);
+    mz_code code = mz_info_ranks(trace, options, &ranks, err);
+    if (!code && (int64_t)p.facts->layers * p.facts->experts > MZ_STATS_TABLE / 8)
+        code = mz_fail(err, MZ_EINPUT,
+                       "%s: %d layers of %d experts are too many for these statistics; mizan trace "
+                       "info --loads-only does without",
+                       mz_trace_path(trace), p.facts->layers, p.facts->experts);
+    if (code)
+        return code;
     p.call_count = mz_trace_calls(trace, &p.calls);
     p.sequence_count = mz_trace_sequences(trace, &p.sequences);
     p.before.layer = p.now.layer = -1;
     find_window(&p, options);
-    mz_code code = make_pass(&p, err);
+    code = make_pass(&p, err);
     if (!code)
         code = take_calls(&p, err);
     if (!code)

@@ -17,7 +17,8 @@
  *             busiest expert is the same n steps later. Means over starts.
  * Sources     scatter of counts c of n pairs: sum (c - n p)^2 / sum n p (1 - p), p the share of the
  *             expert in the step and layer, over experts and steps: for every (rank, micro-batch),
- *             and for ranks with their micro-batches added up. 1 + noise for independent draws.
+ *             and for ranks with their micro-batches added up; steps with one such source alone
+ *             do not count. 1 - 1/sources + noise for independent draws.
  * Reuse       experts that token t and t + lag of one sequence share, over the experts of t + lag;
  *             uniform: k / E; independent: sum q_e^2 / k.
  * Windows     of 64 and 256 tokens end to end from the start of each sequence: sum over e of the
@@ -27,11 +28,13 @@
  *             of 1 - (1 - q_e)^n.
  * Halves      a, b: shares of tokens of the first floor(n/2) and the other tokens of a sequence of
  *             at least 32 tokens that chose e; correlation of a - q with b - q, sums running over
- *             sequences and experts; for halves of different sequences over all such pairs.
- * Layers      first expert (largest weight, without weights the first listed) of a token in layer l
+ *             sequences and experts, NaN where all have the mix q; for halves of different
+ * sequences over all such pairs. Layers      first expert (largest weight, without weights the
+ * first listed) of a token in layer l
  *             - 1 and l: mutual information in bits, as a share of the entropy at l; how often
  * guessing the commonest partner is right; how often guessing the commonest expert of l is. Plug-in
- *             estimates: too high where tokens are few against E^2.
+ *             estimates: too high where tokens are few against E^2. Tokens that a micro-batch has
+ *             beyond 2^26 are left out.
  * Teams       c_ab tokens with both a and b, lift = (c_ab / sum c) / (p_a p_b), p_a = q_a / k: 99th
  *             percentile over used a != b, linear between ranks; best partner: mean over used a of
  *             max_b c_ab / c_a.
@@ -108,12 +111,14 @@ typedef struct mz_trace_stats {
     double mean[MZ_STATS_METRICS], low[MZ_STATS_METRICS], high[MZ_STATS_METRICS];
 } mz_trace_stats;
 
-/* The window and ranks of options as in mz_trace_info_read. */
+/* The window and ranks of options as in mz_trace_info_read. MZ_EINPUT also for more than 2^25
+ * layers times experts. */
 mz_code mz_trace_stats_read(const mz_app *app, mz_trace *trace, const mz_info_options *options,
                             mz_trace_stats *stats, mz_err *err);
 void mz_trace_stats_free(mz_trace_stats *stats);
 
-/* {"metric": {"mean", "low", "high", "layers": [...]}, ...}; metrics that no layer has are null. */
+/* {"metric": {"mean", "low", "high", "layers": [...]}, ...}; metrics that no layer has are null.
+ * NULL when memory is short. */
 json_t *mz_trace_stats_json(const mz_trace_stats *stats);
 /* Without the skew that mz_trace_info_print shows already, unless `all`. */
 void mz_trace_stats_print(const mz_trace_stats *stats, bool all, FILE *out);

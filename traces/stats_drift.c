@@ -25,7 +25,7 @@ struct mz_stats_drift {
     double *square;     /* [layers][E] sum over its calls of c^2 */
     double *cross;      /* [layers][E] ... of n c */
     double *pairs2;     /* [layers] ... of n^2 */
-    int32_t *calls;     /* [layers] */
+    int32_t *calls;     /* [layers] with pairs */
     int64_t *rank_load; /* [ranks][layers][E]; NULL: too large */
 };
 
@@ -72,7 +72,7 @@ void mz_stats_drift_call(mz_stats_drift *d, int32_t layer, int32_t rank, const i
         d->cross[at + e] += n * c;
     }
     d->pairs2[layer] += n * n;
-    d->calls[layer]++;
+    d->calls[layer] += n > 0;
     if (d->rank_load)
         for (int32_t e = 0; e < d->experts; e++)
             d->rank_load[(int64_t)rank * d->layers * d->experts + at + e] += count[e];
@@ -88,13 +88,13 @@ static void add_scatter(mz_stats_drift *d, int32_t layer, double sum) {
             row->batch += d->square[at + e] - 2 * p * d->cross[at + e] + p * p * d->pairs2[layer];
             row->batch_binomial += sum * p * (1 - p);
         }
-    if (!d->rank_load || d->ranks < 2)
-        return;
-    for (int32_t r = 0; r < d->ranks; r++) {
+    for (int32_t r = 0; d->rank_load && r < d->ranks; r++) {
         const int64_t *load = d->rank_load + r * stride + at;
         double n = 0;
         for (int32_t e = 0; e < d->experts; e++)
             n += (double)load[e];
+        if (n == sum)
+            return; /* a rank alone: nothing to scatter between */
         for (int32_t e = 0; e < d->experts; e++) {
             double p = (double)d->total[at + e] / sum, away = (double)load[e] - n * p;
             row->rank += away * away;

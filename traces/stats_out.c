@@ -116,22 +116,31 @@ static json_t *number(double value) {
     return isfinite(value) ? json_real(value) : json_null();
 }
 
+/* One metric, null where no layer has it; NULL when memory is short. */
+static json_t *metric_json(const mz_trace_stats *stats, int m) {
+    if (isnan(stats->mean[m]))
+        return json_null();
+    json_t *layers = json_array();
+    int bad = 0;
+    for (int32_t l = 0; l < stats->layers; l++)
+        bad |=
+            json_array_append_new(layers, number(stats->layer[(int64_t)l * MZ_STATS_METRICS + m]));
+    json_t *metric =
+        json_pack("{s:o, s:o, s:o, s:o}", "mean", number(stats->mean[m]), "low",
+                  number(stats->low[m]), "high", number(stats->high[m]), "layers", layers);
+    if (!bad)
+        return metric;
+    json_decref(metric);
+    return NULL;
+}
+
 json_t *mz_trace_stats_json(const mz_trace_stats *stats) {
     json_t *all = json_object();
-    for (int m = 0; m < MZ_STATS_METRICS; m++) {
-        json_t *layers = NULL;
-        if (isnan(stats->mean[m])) {
-            json_object_set_new(all, mz_stats_names[m].key, json_null());
-            continue;
+    for (int m = 0; m < MZ_STATS_METRICS; m++)
+        if (json_object_set_new(all, mz_stats_names[m].key, metric_json(stats, m))) {
+            json_decref(all);
+            return NULL;
         }
-        layers = json_array();
-        for (int32_t l = 0; l < stats->layers; l++)
-            json_array_append_new(layers, number(stats->layer[(int64_t)l * MZ_STATS_METRICS + m]));
-        json_object_set_new(all, mz_stats_names[m].key,
-                            json_pack("{s:o, s:o, s:o, s:o}", "mean", number(stats->mean[m]), "low",
-                                      number(stats->low[m]), "high", number(stats->high[m]),
-                                      "layers", layers));
-    }
     return all;
 }
 

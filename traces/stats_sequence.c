@@ -186,10 +186,13 @@ static void half_correlation(const mz_stats_sequence *s, int32_t layer, const do
         bb += n * q[e] * q[e] - 2 * q[e] * b;
         other += (a - n * q[e]) * (b - n * q[e]);
     }
-    double norm = sqrt(aa * bb);
-    if (n > 0 && norm > 0)
-        metric[MZ_HALF_SAME] = ab / norm;
-    if (n > 1 && norm > 0)
+    /* What is this small against the sums it is left of is their rounding: every half has mix q. */
+    double rounding = 1e-12 * (row->aa + row->bb);
+    if (n == 0 || aa <= rounding || bb <= rounding)
+        return;
+    double norm = sqrt(aa) * sqrt(bb);
+    metric[MZ_HALF_SAME] = ab / norm;
+    if (n > 1)
         metric[MZ_HALF_OTHER] = (other - ab) / ((n - 1) * norm);
 }
 

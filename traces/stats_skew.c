@@ -13,7 +13,7 @@ static double zipf_exponent(const int64_t *sorted, int32_t experts) {
         xx += away * (x - x_mean);
         xy += away * (y - y_mean);
     }
-    return n < 2 ? (double)NAN : -xy / xx;
+    return n < 2 ? (double)NAN : (0 - xy) / xx; /* level loads: 0, not -0 */
 }
 
 static double log_sigma(const int64_t *sorted, int32_t experts) {
@@ -31,7 +31,7 @@ static double log_sigma(const int64_t *sorted, int32_t experts) {
 void mz_stats_skew(const int64_t *total, int32_t experts, int32_t ranks, int64_t *scratch,
                    double *metric) {
     mz_spread spread = mz_spread_of(total, experts, scratch);
-    double sum = 0, most = 0;
+    double imbalance = mz_block_imbalance(total, experts, ranks);
     metric[MZ_SKEW_MAX_OVER_MEAN] = spread.max_over_mean;
     metric[MZ_SKEW_MAXVIO] = spread.max_over_mean - 1;
     metric[MZ_SKEW_BALANCEDNESS] = 1 / spread.max_over_mean;
@@ -40,18 +40,8 @@ void mz_stats_skew(const int64_t *total, int32_t experts, int32_t ranks, int64_t
     metric[MZ_SKEW_GINI] = spread.gini;
     metric[MZ_SKEW_ENTROPY] = spread.entropy;
     metric[MZ_SKEW_COLD] = spread.cold;
-    for (int32_t e = 0; e < experts; e++)
-        sum += (double)total[e];
-    if (!(sum > 0))
-        return;
-    for (int64_t e = 0, r = 0; r < ranks; r++) {
-        double load = 0;
-        for (; e < experts && e * ranks / experts == r; e++)
-            load += (double)total[e];
-        most = load > most ? load : most;
-    }
-    metric[MZ_SKEW_RANKS] = most * ranks / sum;
-    metric[MZ_SKEW_RANK_BALANCEDNESS] = sum / (most * ranks);
+    metric[MZ_SKEW_RANKS] = imbalance;
+    metric[MZ_SKEW_RANK_BALANCEDNESS] = 1 / imbalance;
     metric[MZ_SKEW_SIGMA] = log_sigma(scratch, experts);
     metric[MZ_SKEW_ZIPF] = zipf_exponent(scratch, experts);
 }

@@ -140,7 +140,7 @@ static void finish_link(const mz_stats_token *t, int32_t layer, double *metric, 
         to_bits = plus_entropy(to_bits, to[b], n);
         guess = to[b] > guess ? to[b] : guess;
     }
-    metric[MZ_MI_BITS] = from_bits + to_bits - joint;
+    metric[MZ_MI_BITS] = fmax(from_bits + to_bits - joint, 0); /* rounding may go below */
     metric[MZ_MI_SHARE] = to_bits > 0 ? metric[MZ_MI_BITS] / to_bits : (double)NAN;
     metric[MZ_MI_HIT] = hits / n;
     metric[MZ_MI_GUESS] = guess / n;

@@ -87,7 +87,7 @@ static mz_code find_load(const char *name, const mz_synth_load **load, mz_err *e
     }
     const char *near = mz_nearest(name, names, count);
     return mz_fail(err, MZ_EINPUT, "--load: there is no load '%.40s'%s%s%s", name,
-                   near ? "; did you mean '" : " (--help lists them)", near ? near : "",
+                   near ? "; did you mean '" : " (--list describes them)", near ? near : "",
                    near ? "'?" : "");
 }
 
@@ -338,6 +338,14 @@ static mz_code write_step(synth_job *job, int64_t step, mz_err *err) {
     return code;
 }
 
+mz_code mz_synth_name(mz_trace_facts *facts, const char *name, const char *prefix, mz_err *err) {
+    size_t room = sizeof facts->name;
+    if ((size_t)snprintf(facts->name, room, "%s%s", prefix, name) < room)
+        return MZ_OK;
+    return mz_fail(err, MZ_EINPUT, "--model-name: longer than %zu characters: shorten it",
+                   room - 1);
+}
+
 static mz_code make_facts(const mz_app *app, const mz_synth_options *o, mz_trace_facts *facts,
                           mz_err *err) {
     *facts = (mz_trace_facts){.kind = o->kind,
@@ -355,11 +363,10 @@ static mz_code make_facts(const mz_app *app, const mz_synth_options *o, mz_trace
                               .router = "softmax"};
     facts->weights_normalized = facts->has_weight = facts->has_sequences =
         o->kind == MZ_TRACE_PAIRS;
-    int n = o->name ? snprintf(facts->name, sizeof facts->name, "%s", o->name)
-                    : snprintf(facts->name, sizeof facts->name, "synthetic-%s", o->load);
-    if (n >= (int)sizeof facts->name)
-        return mz_fail(err, MZ_EINPUT, "--name: longer than %zu characters",
-                       sizeof facts->name - 1);
+    mz_code code =
+        mz_synth_name(facts, o->name ? o->name : o->load, o->name ? "" : "synthetic-", err);
+    if (code)
+        return code;
     snprintf(facts->source, sizeof facts->source, "synthetic: load %s, seed %llu", o->load,
              (unsigned long long)o->seed);
     snprintf(facts->producer, sizeof facts->producer, "mizan %.64s", app->version);

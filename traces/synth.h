@@ -55,6 +55,9 @@ void mz_synth_call(mz_synth *synth, int64_t step, int32_t micro_batch, int32_t l
 int32_t mz_synth_domain(const mz_synth *synth, int64_t step, int32_t micro_batch, int32_t rank,
                         int64_t index);
 
+/* Names the model of the facts PREFIXNAME; MZ_EINPUT when that is too long. */
+mz_code mz_synth_name(mz_trace_facts *facts, const char *name, const char *prefix, mz_err *err);
+
 /* Writes a whole trace. MZ_EABORTED when the user interrupts; then nothing is left behind. */
 mz_code mz_synth_write(mz_app *app, const mz_synth_options *options, const char *path,
                        const mz_trace_write_options *write, mz_err *err);

@@ -47,6 +47,7 @@ typedef struct fit {
     int32_t classes, profiles;
     int64_t *sequence; /* [profiles] which of the trace's */
     int64_t *begin;    /* [profiles + 1] first sampled token of each */
+    int32_t *found;    /* [profiles] layers in which it was found */
     int64_t tokens;    /* sampled */
     uint16_t *expert;  /* [tokens][layers][k], first expert first */
     int32_t *class;    /* [tokens] */
@@ -79,7 +80,8 @@ static mz_code choose_sample(fit *f, mz_err *err) {
     int64_t kept = (count + stride - 1) / stride;
     f->sequence = MZ_NEW(&f->arena, int64_t, kept);
     f->begin = MZ_NEW(&f->arena, int64_t, kept + 1);
-    if (!f->sequence || !f->begin)
+    f->found = MZ_NEW(&f->arena, int32_t, kept);
+    if (!f->sequence || !f->begin || !f->found)
         return mz_fail_nomem(err, "a sample of sequences");
     for (int64_t s = 0; s < count; s += stride) {
         if (f->tokens > 0 && f->tokens + all[s].tokens > most)
@@ -89,7 +91,9 @@ static mz_code choose_sample(fit *f, mz_err *err) {
         f->begin[f->profiles] = f->tokens;
     }
     if (f->tokens * token_bytes > 4 * (int64_t)SAMPLE_BYTES)
-        return mz_fail(err, MZ_EINPUT, "%s: a sequence of %lld tokens is too long to be fitted",
+        return mz_fail(err, MZ_EINPUT,
+                       "%s: a sequence of %lld tokens is too long to be fitted; --kind counts fits "
+                       "the loads of steps alone",
                        mz_trace_path(f->trace), (long long)f->tokens);
     f->expert = MZ_NEW(&f->arena, uint16_t, f->tokens * token_bytes / 2);
     f->class = MZ_NEW(&f->arena, int32_t, f->tokens);
@@ -161,6 +165,7 @@ static mz_code read_call(fit *f, int64_t c, const mz_trace_call *call, int64_t s
                                       f->load, err);
         if (!code)
             code = read_sequence(f, c, call, i, expert, weight, err);
+        f->found[i] += !code;
         for (int64_t j = 0; f->course && !code && j < s->tokens * f->facts->top_k; j++)
             f->load[expert[j]]++;
         done = s->token_begin - call->token_begin + s->tokens;
@@ -170,6 +175,20 @@ static mz_code read_call(fit *f, int64_t c, const mz_trace_call *call, int64_t s
     if (!code && f->course)
         mz_course_add(f->course, step, call->layer, f->load);
     return code;
+}
+
+/* A token without experts in some layer says nothing about what depends on them. */
+static mz_code check_layers(const fit *f, mz_err *err) {
+    const mz_trace_sequence *all;
+    mz_trace_sequences(f->trace, &all);
+    for (int64_t i = 0; i < f->profiles; i++)
+        if (f->found[i] < f->facts->layers)
+            return mz_fail(err, MZ_EINPUT,
+                           "%s: the sequence at token %lld has calls for %d of %d layers; choose "
+                           "layers that every step has with mizan trace cut, or --kind counts",
+                           mz_trace_path(f->trace), (long long)all[f->sequence[i]].token_begin,
+                           f->found[i], f->facts->layers);
+    return MZ_OK;
 }
 
 static mz_code read_sample(fit *f, mz_err *err) {
@@ -197,7 +216,7 @@ static mz_code read_sample(fit *f, mz_err *err) {
             code = mz_fail(err, MZ_EABORTED, "interrupted");
     }
     mz_progress_end(&progress);
-    return code;
+    return code ? code : check_layers(f, err);
 }
 
 /* ---- classes --------------------------------------------------------------------------------- */
@@ -276,10 +295,10 @@ static mz_code learn_classes(fit *f, uint64_t seed, mz_err *err) {
         make_odds(f, 1);
         mz_progress_update(&progress, round);
         if (stopped(f))
-            return mz_fail(err, MZ_EABORTED, "interrupted");
+            break;
     }
     mz_progress_end(&progress);
-    return MZ_OK;
+    return stopped(f) ? mz_fail(err, MZ_EABORTED, "interrupted") : MZ_OK;
 }
 
 /* log of P(b | a) / P(b) from counts of (a, b), with LINK_SMOOTH pairs of independent ones added.
@@ -715,10 +734,13 @@ mz_code mz_synth_fit(mz_app *app, mz_trace *trace, uint64_t seed, mz_synth_model
     *model = (mz_synth_model){0};
     if (f.facts->top_k == 0)
         return mz_fail(err, MZ_EINPUT,
-                       "%s: tokens with a variable number of experts cannot be fitted",
+                       "%s: tokens with a variable number of experts cannot be fitted; --kind "
+                       "counts fits the loads of steps alone",
                        mz_trace_path(trace));
     if (mz_trace_sequences(trace, &sequences) == 0)
-        return mz_fail(err, MZ_EINPUT, "%s: pairs without sequences cannot be fitted",
+        return mz_fail(err, MZ_EINPUT,
+                       "%s: pairs without sequences cannot be fitted; --kind counts fits the loads "
+                       "of steps alone",
                        mz_trace_path(trace));
     mz_code code = run_fit(&f, seed, err);
     mz_course_close(&f.course);

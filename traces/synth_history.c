@@ -81,7 +81,9 @@ typedef struct history_fit {
     double *square, *cross; /* [layers][E] sums over calls of c^2 and n c */
     double *pairs2;         /* [layers] of n^2 */
     double *rank_load;      /* [ranks][layers][E] */
-    double *changes;        /* [spans] number of changes */
+    bool *known;            /* [layers] the step before had pairs */
+    double *taken;          /* [spans][layers] steps with pairs */
+    double *changes;        /* [spans][layers] number of changes */
     double *sum;            /* [spans][layers][4] scatter, binomial scatter: micro-batches, ranks */
     int64_t steps;
 } history_fit;
@@ -129,17 +131,21 @@ static void take_step(history_fit *f) {
         double pairs = 0;
         for (int64_t e = 0; e < experts; e++)
             pairs += f->total[l * experts + e];
-        if (pairs > 0)
-            take_scatter(f, span, l, pairs);
+        bool follows = inside && f->known[l];
+        f->known[l] = pairs > 0;
+        if (!f->known[l])
+            continue;
+        take_scatter(f, span, l, pairs);
         for (int64_t e = 0; e < experts; e++) {
             int64_t at = l * experts + e;
-            double share = pairs > 0 ? f->total[at] / pairs : 1.0 / (double)experts;
+            double share = f->total[at] / pairs;
             h->share[span * cells + at] += share;
-            h->change[span * cells + at] += inside ? fabs(share - f->before[at]) : 0;
+            h->change[span * cells + at] += follows ? fabs(share - f->before[at]) : 0;
             f->before[at] = share;
         }
+        f->taken[(int64_t)span * h->facts.layers + l]++;
+        f->changes[(int64_t)span * h->facts.layers + l] += follows;
     }
-    f->changes[span] += inside;
     f->steps++;
     memset(f->total, 0, (size_t)cells * sizeof *f->total);
     memset(f->square, 0, (size_t)cells * sizeof *f->square);
@@ -148,18 +154,30 @@ static void take_step(history_fit *f) {
     memset(f->rank_load, 0, (size_t)(h->facts.ranks * cells) * sizeof *f->rank_load);
 }
 
+/* Means over the steps that had pairs. A layer that had none in a whole span keeps the shares of
+ * the span before, at first even ones. */
+static void finish_shares(history_fit *f, int32_t span) {
+    mz_synth_history *h = f->h;
+    int64_t experts = h->facts.experts, cells = h->facts.layers * experts;
+    for (int64_t i = 0; i < cells; i++) {
+        int64_t row = span * h->facts.layers + i / experts;
+        double *share = h->share + span * cells + i;
+        if (f->taken[row] > 0)
+            *share /= f->taken[row];
+        else
+            *share = span > 0 ? share[-cells] : 1.0 / (double)experts;
+        h->change[span * cells + i] /= f->changes[row] > 0 ? f->changes[row] : 1;
+    }
+}
+
 /* Scatter of counts of n pairs from shares that vary is 1 + (n - 1) rho times the binomial one; of
  * a rank's M micro-batches together 1 + (n - 1)(rho_m + rho_r) + (M - 1) n rho_r. The mean of the
  * sources, from which the scatter was measured, takes one degree of freedom. */
 static void finish_span(history_fit *f, int32_t span) {
     mz_synth_history *h = f->h;
-    int64_t cells = (int64_t)h->facts.layers * h->facts.experts;
-    double steps = (double)(h->first[span + 1] - h->first[span]), n = (double)h->pairs;
+    double n = (double)h->pairs;
     double batches = (double)h->micro_batches, ranks = h->facts.ranks, sources = ranks * batches;
-    for (int64_t i = 0; i < cells; i++) {
-        h->share[span * cells + i] /= steps;
-        h->change[span * cells + i] /= f->changes[span] > 0 ? f->changes[span] : 1;
-    }
+    finish_shares(f, span);
     for (int32_t l = 0; l < h->facts.layers; l++) {
         const double *sum = f->sum + 4 * ((int64_t)span * h->facts.layers + l);
         if (!(sum[1] > 0) || sources < 2 || n < 2)
@@ -184,10 +202,12 @@ static mz_code make_fit(history_fit *f, mz_err *err) {
     f->cross = MZ_NEW(&f->arena, double, cells);
     f->pairs2 = MZ_NEW(&f->arena, double, layers);
     f->rank_load = MZ_NEW(&f->arena, double, h->facts.ranks *cells);
-    f->changes = MZ_NEW(&f->arena, double, h->spans);
+    f->known = MZ_NEW(&f->arena, bool, layers);
+    f->taken = MZ_NEW(&f->arena, double, h->spans *layers);
+    f->changes = MZ_NEW(&f->arena, double, h->spans *layers);
     f->sum = MZ_NEW(&f->arena, double, 4 * h->spans * layers);
     if (f->count && f->total && f->before && f->square && f->cross && f->pairs2 && f->rank_load &&
-        f->changes && f->sum)
+        f->known && f->taken && f->changes && f->sum)
         return MZ_OK;
     return mz_fail_nomem(err, "a history");
 }
@@ -213,6 +233,11 @@ static mz_code read_history(mz_app *app, mz_trace *trace, history_fit *f, mz_err
     return code;
 }
 
+/* Pairs of so many tokens where `per` tokens have `pairs`: one at least. */
+static int64_t pairs_of(int64_t tokens, int64_t pairs, int64_t per) {
+    return (int64_t)fmax(round((double)tokens * ((double)pairs / (double)per)), 1);
+}
+
 mz_code mz_history_fit(mz_app *app, mz_trace *trace, mz_synth_history *h, mz_err *err) {
     const mz_trace_call *calls;
     const mz_trace_facts *facts = mz_trace_facts_of(trace);
@@ -226,15 +251,19 @@ mz_code mz_history_fit(mz_app *app, mz_trace *trace, mz_synth_history *h, mz_err
         tokens += calls[i].tokens;
     }
     *h = (mz_synth_history){0};
-    if (facts->step_meaning == MZ_STEP_NONE || pairs == 0)
-        return mz_fail(err, MZ_EINPUT, "%s: counts without steps cannot be fitted",
+    if (pairs == 0)
+        return mz_fail(err, MZ_EINPUT, "%s: holds no pairs: there is nothing to fit",
                        mz_trace_path(trace));
+    if (facts->step_meaning == MZ_STEP_NONE)
+        return mz_fail(
+            err, MZ_EINPUT, "%s: counts are fitted over steps, and this trace has none%s",
+            mz_trace_path(trace), facts->kind == MZ_TRACE_PAIRS ? ": leave out --kind counts" : "");
     mz_code code = mz_history_make(facts, steps, h, err);
     if (code)
         return code;
     h->first_step = calls[0].step;
-    h->pairs = pairs / count;
-    h->tokens = tokens / count;
+    h->tokens = (int64_t)fmax(round((double)tokens / (double)count), 1);
+    h->pairs = pairs_of(h->tokens, pairs, tokens);
     h->micro_batches = (batches + steps / 2) / steps;
     code = make_fit(&f, err);
     if (!code)
@@ -456,10 +485,11 @@ static mz_code prepare(history_job *job, mz_trace_facts *facts, mz_err *err) {
     o->steps = o->steps ? o->steps : h->first[h->spans];
     o->micro_batches = o->micro_batches ? o->micro_batches : h->micro_batches;
     job->tokens = o->tokens ? o->tokens : h->tokens;
-    job->pairs = o->tokens ? o->tokens * (h->pairs / (h->tokens ? h->tokens : 1)) : h->pairs;
+    job->pairs = pairs_of(job->tokens, h->pairs, h->tokens);
     if (job->pairs > INT32_MAX)
         return mz_fail(err, MZ_EINPUT, "--tokens: more than 2^31 pairs in a call of counts");
     facts->kind = MZ_TRACE_COUNTS;
+    facts->import_notes[0] = 0; /* nothing was imported */
     facts->ranks = (int32_t)o->ranks;
     facts->has_weight = facts->has_sequences = facts->weights_normalized = false;
     facts->has_grad_norm2 = facts->has_input_norm2 = facts->has_hidden_norm2 = false;

@@ -141,6 +141,7 @@ static mz_code prepare(model_job *job, mz_err *err) {
     job->facts.ranks = (int32_t)o->ranks;
     job->facts.has_sequences = true;
     job->facts.sequence_length = 0;
+    job->facts.import_notes[0] = 0; /* nothing was imported */
     job->facts.has_grad_norm2 = job->facts.has_input_norm2 = job->facts.has_hidden_norm2 = false;
     snprintf(job->facts.source, sizeof job->facts.source, "synthetic%s%s: like %.120s, seed %llu",
              o->shuffle.sequences ? ", sequences shuffled" : "",

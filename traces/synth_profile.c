@@ -84,12 +84,27 @@ static void make_profiles(mz_synth_model *m, int32_t domains, int64_t sequence, 
     }
 }
 
+/* The least stride from 7 on that visits each of `count` places once. */
+static int64_t scattering(int64_t count) {
+    for (int64_t stride = 7;; stride++) {
+        int64_t a = stride, b = count;
+        while (b) {
+            int64_t rest = a % b;
+            a = b;
+            b = rest;
+        }
+        if (a == 1)
+            return stride;
+    }
+}
+
 mz_code mz_profile_model(mz_profile profile, const mz_trace_facts *facts, int64_t sequence,
                          uint64_t seed, mz_synth_model *m, mz_err *err) {
     int32_t domains = profile == MZ_PROFILE_MIXED ? DOMAINS : 1;
     mz_code code = mz_synth_model_make(facts, domains * DOMAIN_CLASSES, PROFILES, m, err);
     if (code)
         return code;
+    const int64_t stride = scattering(facts->layers);
     for (int32_t l = 0; l < facts->layers; l++) {
         m->link_power[l] = m->team_power[l] = 1;
         m->taste[l] = between(TASTE, l < facts->layers / 2 ? l : facts->layers - 1 - l,
@@ -97,7 +112,7 @@ mz_code mz_profile_model(mz_profile profile, const mz_trace_facts *facts, int64_
         m->wander[l] = WANDER;
         m->local[l] = LOCAL;
         m->keep[l] = l > 0 ? KEEP : 0;
-        make_layer(m, seed, l, between(SIGMA, (int64_t)l * 7 % facts->layers, facts->layers));
+        make_layer(m, seed, l, between(SIGMA, l * stride % facts->layers, facts->layers));
     }
     make_gates(m, seed);
     make_profiles(m, domains, sequence, seed);

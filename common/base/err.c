@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-static void clean_line(char *text) {
+void mz_clean_line(char *text) {
     for (unsigned char *c = (unsigned char *)text; *c; c++)
         if (*c < 0x20 || *c == 0x7f)
             *c = '?';
@@ -16,7 +16,7 @@ static void format_into(char *buffer, size_t size, const char *fmt, va_list args
         snprintf(buffer, size, "(message could not be formatted)");
     else if ((size_t)n >= size)
         memcpy(buffer + size - 4, "...", 4);
-    clean_line(buffer);
+    mz_clean_line(buffer);
 }
 
 mz_code mz_fail(mz_err *err, mz_code code, const char *fmt, ...) {

@@ -38,6 +38,10 @@ mz_code mz_fail(mz_err *err, mz_code code, const char *fmt, ...) MZ_PRINTF(3, 4)
 /* Prepends "text: " to the message of an error already set; returns its code. */
 mz_code mz_err_prefix(mz_err *err, const char *fmt, ...) MZ_PRINTF(2, 3);
 
+/* Replaces line breaks and control characters by '?': what is printed from a file or a path stays
+ * one line. */
+void mz_clean_line(char *text);
+
 /* The usual failure of malloc and friends, in one place. `what` names what was to be stored. */
 mz_code mz_fail_nomem(mz_err *err, const char *what);
 

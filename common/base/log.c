@@ -29,8 +29,11 @@ static void say(const mz_log *log, const char *label, const char *fmt, va_list a
         fputs("\r\033[K", log->stream);
     if (label)
         fprintf(log->stream, log->color ? "\033[33m%s:\033[0m " : "%s: ", label);
-    vfprintf(log->stream, fmt, args);
-    fputc('\n', log->stream);
+    /* A path may hold anything: one message is one line. */
+    char text[4 * MZ_ERR_MAX];
+    int length = vsnprintf(text, sizeof text, fmt, args);
+    mz_clean_line(text);
+    fprintf(log->stream, length >= (int)sizeof text ? "%s...\n" : "%s\n", text);
     fflush(log->stream);
 }
 

@@ -441,6 +441,7 @@ EOF
     x "pass -o PATH" -f npy t.h5
     x "pass TRACE" -f npy -o out
     x "would replace the input" -f sglang-json t.h5 -o t.h5
+    x "would replace the input" -f sglang-json t.h5 -o ./t.h5
     x "missing.h5" -f npy missing.h5 -o out
     "$python" - <<'EOF'
 import h5py

@@ -85,6 +85,20 @@ assert info["steps"] == 1 and info["first_step"] == info["last_step"] == 1'
     fails 2 "--ranks: 9 ranks for 8 experts" "$mizan" trace info --ranks 9 t.h5
 }
 
+@test "a file name with a line break stays one line, in tables as in messages" {
+    name=$'two\nlines.h5'
+    synth "$name"
+    run --separate-stderr "$mizan" trace info --summary "$name"
+    [ "${lines[0]}" = "two?lines.h5" ]
+    run --separate-stderr "$mizan" trace check "$name"
+    [ "$output" = "two?lines.h5: sound" ]
+    run --separate-stderr "$mizan" trace cut "$name" -o t.h5
+    [ "$stderr" = "wrote t.h5" ]
+    run --separate-stderr "$mizan" trace cut t.h5 -o "$name"
+    [ "$stderr" = "wrote two?lines.h5" ]
+    fails 2 "two?lines.h5: nothing is left" "$mizan" trace cut --max-tokens 1 "$name" -o d.h5
+}
+
 @test "cut keeps what was asked for" {
     synth t.h5
     run --separate-stderr "$mizan" trace cut --first-step 1 --steps 1 --layers 1 --first-rank 2 t.h5 -o c.h5
@@ -100,6 +114,10 @@ assert (b["pairs/expert"][:] == a["pairs/expert"][begin:begin + 256]).all()
 EOF
     fails 2 "" "$mizan" trace cut --first-step 9 t.h5 -o d.h5
     fails 2 "the output would replace the input" "$mizan" trace cut t.h5 -o t.h5
+    ln -s t.h5 same.h5
+    fails 2 "the output would replace the input" "$mizan" trace cut t.h5 -o same.h5
+    rm same.h5
+    fails 2 "t.h5: nothing is left: no tokens in what is asked for; take more steps" "$mizan" trace cut --max-tokens 1 t.h5 -o d.h5
     only_files c.h5 t.h5
 }
 
@@ -165,7 +183,7 @@ np.save('turned.npy', np.tile(np.arange(2, dtype=np.int16), (4, 300, 1)))"
     fails 2 "cut.npy.xz" "$mizan" trace import -q --experts 4 cut.npy.xz -o t.h5
     fails 2 "no output file" "$mizan" trace import -q --experts 4 ids.npy
     fails 2 "no file to import" "$mizan" trace import -q -o t.h5
-    fails 2 "would replace this input" "$mizan" trace import -q --experts 4 ids.npy -o ids.npy
+    fails 2 "would replace the input" "$mizan" trace import -q --experts 4 ids.npy -o ./ids.npy
     fails 2 "missing.npy" "$mizan" trace import -q --experts 4 missing.npy -o t.h5
     fails 2 "no/such/place" "$mizan" trace synth -q --tokens 1 -o no/such/place/t.h5
     fails 2 "--top-k: 9" "$mizan" trace synth -q --experts 8 --top-k 9 -o t.h5

@@ -254,4 +254,5 @@ def main(folder):
             out.write("%s.h5\t%s\t%s\n" % (name, verdict, names))
 
 
-main(sys.argv[1])
+if __name__ == "__main__":
+    main(sys.argv[1])

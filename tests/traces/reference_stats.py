@@ -130,7 +130,7 @@ def drift(trace, layer, inside):
         np.add.at(by_rank, rank_of[rows_of[i]], here)
         for rows, sums in ((here, batch), (by_rank, rank)):
             n = rows.sum(1, keepdims=True)
-            if len(rows) > 1:
+            if (n > 0).sum() > 1:
                 sums += ((rows - n * p) ** 2).sum(), (n * p * (1 - p)).sum()
     out["scatter_rank_micro_batch"] = batch[0] / batch[1] if batch[1] else np.nan
     out["scatter_rank"] = rank[0] / rank[1] if rank[1] else np.nan
