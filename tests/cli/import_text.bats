@@ -206,7 +206,7 @@ note() { "$python" -c 'import h5py, sys; print(h5py.File("t.h5")["run"].attrs["i
     head -c 500 a.jsonl >torn.jsonl
     bad "torn.jsonl: line" torn.jsonl --experts 7
     sed '4s/"2": \[[0-9]*/"2": ["x"/' a.jsonl >c.jsonl
-    bad "c.jsonl: line 4: routed.2[0]: expert id 0 is not a whole number" c.jsonl --experts 7
+    bad "c.jsonl: line 4: routed.2[0]: the expert id is not a whole number" c.jsonl --experts 7
     sed '3s/"step": 1/"step": 5/' a.jsonl >d.jsonl
     bad 'd.jsonl: line 3: "step" is not a whole number from 1 to 1' d.jsonl --experts 7
     sed '1s/"layers": 3, //' a.jsonl >e.jsonl
@@ -287,7 +287,7 @@ note() { "$python" -c 'import h5py, sys; print(h5py.File("t.h5")["run"].attrs["i
     head -c 700 log.jsonl >cut.jsonl
     bad "cut.jsonl: line" cut.jsonl $ok
     sed '3s/"experts": \[[0-9]*/"experts": [true/' log.jsonl >a.jsonl
-    bad "a.jsonl: line 3: experts[0]: expert id 0 is not a whole number" a.jsonl $ok
+    bad "a.jsonl: line 3: experts[0]: the expert id is not a whole number" a.jsonl $ok
     sed '3s/"dataset": "[a-z]*", //' log.jsonl >b.jsonl
     bad 'b.jsonl: line 3: no member "dataset"' b.jsonl $ok
     sed '3s/"problem_id": [0-9]*, //' log.jsonl >c.jsonl
@@ -459,9 +459,9 @@ note() { "$python" -c 'import h5py, sys; print(h5py.File("t.h5")["run"].attrs["i
     bad "line 2: 1.5 is not a whole number" i.csv --top-k 2
     make csv domains
     bad "pass --phase" table.csv --top-k 2
-    bad "choose with --model-name and --method one of: m top2, m top1" table.csv --top-k 2 --phase prefill
+    bad "choose with --method and --model-name one of: top2 m, top1 m" table.csv --top-k 2 --phase prefill
     takes counts-csv table.csv --top-k 2 --phase prefill --method top2
-    bad "no row with this --model-name and --method" table.csv --top-k 2 --phase prefill --method top3
+    bad "no row has --method top3 and --model-name (any)" table.csv --top-k 2 --phase prefill --method top3
 }
 
 @test "recorded counts of OLMoE and Mixtral, where they are" {

@@ -8,6 +8,7 @@
  * to 1 are of pairs, to top-k of tokens. Domains are micro-batches, steps without a step column
  * none. One source rank. Rows are sorted; memory is that of the sorting and one step. */
 #include "traces/importers/rows.h"
+#include "traces/importers/runs.h"
 #include "traces/importers/spill.h"
 #include "traces/importers/table.h"
 
@@ -19,26 +20,19 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_NAME = 128, MAX_RUNS = 64 };
-
 typedef struct csv_row {
     int64_t epoch, step, layer, expert, line;
     int32_t domain;
     double value;
 } csv_row;
 
-typedef struct csv_run {
-    char model[MAX_NAME], kind[MAX_NAME];
-} csv_run;
-
 typedef struct csv_import {
     mz_app *app;
     const mz_import_options *options;
     mz_csv csv;
-    int step, epoch, layer, expert, value, model, kind, domain; /* columns, -1: none */
+    int step, epoch, layer, expert, value, domain; /* columns, -1: none */
     mz_domains domains;
-    csv_run run[MAX_RUNS]; /* the different ones that match */
-    int runs;
+    mz_runs runs;
     mz_spill rows;
     int64_t last_epoch, highest_step; /* so far, in the order of the file; -1 before the first */
     bool anew;                        /* steps start anew in an epoch */
@@ -89,8 +83,8 @@ static mz_code open_table(csv_import *in, const char *path, mz_err *err) {
         return code;
     in->step = mz_csv_column(&in->csv, "step");
     in->epoch = mz_csv_column(&in->csv, "epoch");
-    in->model = mz_csv_column(&in->csv, "model");
-    in->kind = mz_csv_column(&in->csv, "kind");
+    in->runs.model = mz_csv_column(&in->csv, "model");
+    in->runs.method = mz_csv_column(&in->csv, "kind");
     in->domain = mz_csv_column(&in->csv, "domain");
     in->value = mz_csv_column(&in->csv, "count");
     if (in->value < 0)
@@ -98,10 +92,6 @@ static mz_code open_table(csv_import *in, const char *path, mz_err *err) {
     if (in->value < 0)
         code = mz_csv_need(&in->csv, "token_distr", &in->value, err);
     return code;
-}
-
-static const char *field_of(const csv_import *in, int column) {
-    return column >= 0 ? in->csv.field[column] : "";
 }
 
 static mz_code line_fault(const csv_import *in, mz_err *err, int column, const char *what) {
@@ -131,26 +121,10 @@ static mz_code read_value(csv_import *in, double *value, mz_err *err) {
     return MZ_OK;
 }
 
-/* Remembers the model and kind of the row if they are new. */
-static mz_code note_run(csv_import *in, mz_err *err) {
-    const char *model = field_of(in, in->model), *kind = field_of(in, in->kind);
-    for (int i = in->runs - 1; i >= 0; i--)
-        if (strcmp(in->run[i].model, model) == 0 && strcmp(in->run[i].kind, kind) == 0)
-            return MZ_OK;
-    if (strlen(model) >= MAX_NAME || strlen(kind) >= MAX_NAME || in->runs == MAX_RUNS)
-        return mz_fail(err, MZ_EINPUT,
-                       "%s: line %lld: more than %d models and kinds, or a name longer than %d",
-                       mz_input_path(in->csv.input), (long long)mz_input_line_number(in->csv.input),
-                       MAX_RUNS, MAX_NAME - 1);
-    strcpy(in->run[in->runs].model, model);
-    strcpy(in->run[in->runs++].kind, kind);
-    return MZ_OK;
-}
-
 static mz_code read_row(csv_import *in, csv_row *out, mz_err *err) {
     csv_row row = {.line = mz_input_line_number(in->csv.input), .domain = 0};
-    mz_code code = note_run(in, err);
-    if (!code && in->step >= 0)
+    mz_code code = MZ_OK;
+    if (in->step >= 0)
         code = mz_csv_int(&in->csv, in->step, INT64_C(1) << 40, &row.step, err);
     if (!code && in->epoch >= 0)
         code = mz_csv_int(&in->csv, in->epoch, 1 << 20, &row.epoch, err);
@@ -175,15 +149,16 @@ static mz_code read_rows(csv_import *in, mz_code (*take)(csv_import *, csv_row *
                          mz_err *err) {
     for (;;) {
         bool end;
+        bool wanted;
         csv_row row;
-        const char *model = in->options->model_name, *kind = in->options->method;
         mz_code code = mz_csv_next(&in->csv, &end, err);
         if (code || end)
             return code;
-        if ((model && in->model >= 0 && strcmp(in->csv.field[in->model], model) != 0) ||
-            (kind && in->kind >= 0 && strcmp(in->csv.field[in->kind], kind) != 0))
+        code = mz_runs_take(&in->runs, &in->csv, in->options, &wanted, err);
+        if (!code && !wanted)
             continue;
-        code = read_row(in, &row, err);
+        if (!code)
+            code = read_row(in, &row, err);
         if (!code)
             code = take(in, &row, err);
         if (!code)
@@ -206,25 +181,6 @@ static mz_code take_row(csv_import *in, csv_row *row, mz_err *err) {
     if (in->anew)
         row->step += row->epoch * (in->highest_step + 1);
     return mz_spill_add(&in->rows, row, err);
-}
-
-static mz_code one_run(const csv_import *in, const char *path, mz_err *err) {
-    char list[512] = "";
-    if (in->runs == 1)
-        return MZ_OK;
-    if (in->runs == 0)
-        return mz_fail(err, MZ_EINPUT, "%s: no row%s", path,
-                       in->options->model_name || in->options->method
-                           ? " with this --model-name and --method"
-                           : "");
-    for (int i = 0; i < in->runs; i++) {
-        size_t used = strlen(list);
-        snprintf(list + used, sizeof list - used, "%s%s %s", i ? ", " : "", in->run[i].model,
-                 in->run[i].kind);
-    }
-    return mz_fail(err, MZ_EINPUT,
-                   "%s: several models or kinds: choose with --model-name and --method one of: %s",
-                   path, list);
 }
 
 static int by_call(const void *a, const void *b) {
@@ -349,8 +305,8 @@ static mz_code take_facts(csv_import *in, const char *path, mz_err *err) {
                        "%s: %s holds shares; the number of tokens they are of is not in the file: "
                        "pass --tokens N (of each step and layer)",
                        path, in->csv.name[in->value]);
-    if (!in->options->name && in->run[0].model[0])
-        strcpy(in->facts.name, in->run[0].model);
+    if (!in->options->name && in->runs.run[0].model[0])
+        strcpy(in->facts.name, in->runs.run[0].model);
     if (!in->options->step_meaning && in->step < 0 && in->epoch < 0)
         in->facts.step_meaning = MZ_STEP_NONE;
     in->rest = mz_calloc((size_t)in->facts.experts, sizeof *in->rest);
@@ -460,8 +416,8 @@ static mz_code write_trace(csv_import *in, const char *path, const char *output,
     if (code)
         return code;
     mz_import_note(&in->facts, "column=%s", in->csv.name[in->value]);
-    if (in->run[0].kind[0])
-        mz_import_note(&in->facts, "kind=%s", in->run[0].kind);
+    if (in->runs.run[0].method[0])
+        mz_import_note(&in->facts, "kind=%s", in->runs.run[0].method);
     if (in->shares)
         mz_import_note(&in->facts, "counts=shares of %lld tokens", (long long)in->options->tokens);
     if (in->domains.count > 0)
@@ -529,7 +485,7 @@ static mz_code import_files(mz_app *app, char **files, int count, const mz_impor
     if (!code)
         code = read_table(in, files[0], err);
     if (!code)
-        code = one_run(in, files[0], err);
+        code = mz_runs_one(&in->runs, files[0], options, err);
     if (!code)
         code = take_facts(in, files[0], err);
     if (!code)

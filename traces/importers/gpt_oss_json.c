@@ -31,17 +31,15 @@ typedef struct json_import {
 } json_import;
 
 static int recognise(const char *path, const unsigned char *head, size_t size) {
-    char text[4097];
     (void)path;
-    if (size > sizeof text - 1)
-        size = sizeof text - 1;
-    memcpy(text, head, size);
-    text[size] = '\0';
-    if (text[strspn(text, " \r\n\t")] != '{')
+    if (mz_head_first(head, size) != '{')
         return 0;
-    if (strstr(text, "\"router_data\""))
+    if (mz_head_has(head, size, "\"router_data\""))
         return 80;
-    return strstr(text, "\"full_text\"") && strstr(text, "\"original_prompt\"") ? 70 : 0;
+    return mz_head_has(head, size, "\"full_text\"") &&
+                   mz_head_has(head, size, "\"original_prompt\"")
+               ? 70
+               : 0;
 }
 
 /* N of "token_N", or -1. */
@@ -162,6 +160,8 @@ static mz_code take_shape(json_import *in, const char *path, json_t *entry,
     facts->experts = options->experts > 0 ? (int32_t)options->experts : model->experts;
     if (model && !options->name)
         strcpy(facts->name, model->name);
+    if (model)
+        mz_import_note(facts, "model=%s, by its %d layers", model->name, model->layers);
     if (model && facts->hidden == 0)
         facts->hidden = model->hidden;
     if (model && facts->intermediate == 0)

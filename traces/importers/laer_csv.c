@@ -10,6 +10,7 @@
  * the published static run); a rank's pairs are dealt evenly over the sources of its block, the
  * remainders going on round the block so that each source deals out exactly its own pairs. */
 #include "traces/importers/common.h"
+#include "traces/importers/runs.h"
 #include "traces/importers/table.h"
 
 #include "common/base/arena.h"
@@ -24,21 +25,14 @@ typedef struct laer_row {
 } laer_row;
 
 enum {
-    MAX_RUNS = 64,
-    MAX_NAME = 128,
     MAX_ROWS = 1 << 22,
     MAX_COUNTS = 1 << 25 /* of one iteration, [layers][ranks][ranks] */
 };
 
-typedef struct laer_run {
-    char method[MAX_NAME], model[MAX_NAME];
-} laer_run;
-
 typedef struct laer_log {
     mz_csv csv;
-    int rank, method, model, layer, iteration, pairs; /* columns */
-    laer_run run[MAX_RUNS];                           /* the different ones that match */
-    int runs;
+    int rank, layer, iteration, pairs; /* columns */
+    mz_runs runs;
     laer_row *row;
     size_t rows, room;
     int64_t layers, ranks, iterations;
@@ -65,9 +59,9 @@ static mz_code open_log(laer_log *log, const char *path, mz_err *err) {
     if (!code)
         code = mz_csv_need(&log->csv, "rank", &log->rank, err);
     if (!code)
-        code = mz_csv_need(&log->csv, "method", &log->method, err);
+        code = mz_csv_need(&log->csv, "method", &log->runs.method, err);
     if (!code)
-        code = mz_csv_need(&log->csv, "model_name", &log->model, err);
+        code = mz_csv_need(&log->csv, "model_name", &log->runs.model, err);
     if (!code)
         code = mz_csv_need(&log->csv, "layer", &log->layer, err);
     if (!code)
@@ -77,32 +71,17 @@ static mz_code open_log(laer_log *log, const char *path, mz_err *err) {
     return code;
 }
 
-/* Remembers the run of the current row if it is a new one. */
-static mz_code note_run(laer_log *log, mz_err *err) {
-    const char *method = log->csv.field[log->method], *model = log->csv.field[log->model];
-    for (int i = log->runs - 1; i >= 0; i--)
-        if (strcmp(log->run[i].method, method) == 0 && strcmp(log->run[i].model, model) == 0)
-            return MZ_OK;
-    if (strlen(method) >= MAX_NAME || strlen(model) >= MAX_NAME || log->runs == MAX_RUNS)
-        return mz_fail(err, MZ_EINPUT, "%s: line %lld: more than %d runs, or a name longer than %d",
-                       mz_input_path(log->csv.input),
-                       (long long)mz_input_line_number(log->csv.input), MAX_RUNS, MAX_NAME - 1);
-    strcpy(log->run[log->runs].method, method);
-    strcpy(log->run[log->runs++].model, model);
-    return MZ_OK;
-}
-
 static mz_code read_rows(laer_log *log, const mz_import_options *options, mz_err *err) {
     for (;;) {
         bool end;
         mz_code code = mz_csv_next(&log->csv, &end, err);
         if (code || end)
             return code;
-        if ((options->method && strcmp(log->csv.field[log->method], options->method) != 0) ||
-            (options->model_name && strcmp(log->csv.field[log->model], options->model_name) != 0))
-            continue;
         laer_row row = {.line = mz_input_line_number(log->csv.input)};
-        code = note_run(log, err);
+        bool wanted;
+        code = mz_runs_take(&log->runs, &log->csv, options, &wanted, err);
+        if (!code && !wanted)
+            continue;
         if (!code)
             code = mz_csv_int(&log->csv, log->rank, MZ_EXPERTS_MAX - 1, &row.rank, err);
         if (!code)
@@ -125,26 +104,6 @@ static mz_code read_rows(laer_log *log, const mz_import_options *options, mz_err
         log->layers = row.layer >= log->layers ? row.layer + 1 : log->layers;
         log->iterations = row.iteration >= log->iterations ? row.iteration + 1 : log->iterations;
     }
-}
-
-/* Exactly one run must be left; the message lists what there is to choose from. */
-static mz_code one_run(const laer_log *log, const char *path, const mz_import_options *options,
-                       mz_err *err) {
-    char list[512] = "";
-    if (log->runs == 1)
-        return MZ_OK;
-    if (log->runs == 0)
-        return mz_fail(err, MZ_EINPUT, "%s: no row has --method %s and --model-name %s", path,
-                       options->method ? options->method : "(any)",
-                       options->model_name ? options->model_name : "(any)");
-    for (int i = 0; i < log->runs; i++) {
-        size_t used = strlen(list);
-        snprintf(list + used, sizeof list - used, "%s%s %s", i ? ", " : "", log->run[i].method,
-                 log->run[i].model);
-    }
-    return mz_fail(err, MZ_EINPUT,
-                   "%s: several runs: choose with --method and --model-name one of: %s", path,
-                   list);
 }
 
 /* Rows into load [iterations][layers][ranks], each exactly once. */
@@ -228,16 +187,10 @@ static int64_t top_k_of(const char *model) {
 static mz_code take_facts(laer_log *log, const char *path, const mz_import_options *options,
                           mz_err *err) {
     mz_trace_facts *facts = &log->facts;
-    const laer_run *run = &log->run[0];
+    const mz_run *run = &log->runs.run[0];
     int64_t top_k = options->top_k > 0 ? options->top_k : top_k_of(run->model);
     if (top_k < 1 || top_k > MZ_MAX_TOP_K)
         return mz_import_ask(err, path, "the number of experts per token is", "top-k");
-    if (top_k > log->ranks)
-        return mz_fail(
-            err, MZ_EINPUT,
-            "%s: top-%lld, but this log gives one group of experts per rank: %lld, which "
-            "no token can choose so many of",
-            path, (long long)top_k, (long long)log->ranks);
     if (options->experts > 0 && options->experts != log->ranks)
         return mz_fail(err, MZ_EINPUT,
                        "%s: --experts %lld, but this log gives one group of experts per rank: %lld",
@@ -269,13 +222,19 @@ static mz_code read_log(laer_log *log, const char *path, const mz_import_options
     if (!code)
         code = read_rows(log, options, err);
     if (!code)
-        code = one_run(log, path, options, err);
+        code = mz_runs_one(&log->runs, path, options, err);
     if (!code)
         code = take_facts(log, path, options, err);
     if (!code)
         code = fill_loads(log, path, err);
     if (!code)
         code = find_share(log, path, err);
+    if (!code && log->facts.top_k > log->ranks)
+        code =
+            mz_fail(err, MZ_EINPUT,
+                    "%s: top-%d, but this log gives one group of experts per rank: %lld, which no "
+                    "token can choose so many of",
+                    path, log->facts.top_k, (long long)log->ranks);
     if (code)
         return code;
     for (log->block = 1; log->block < log->ranks; log->block++)

@@ -10,6 +10,10 @@ mz_code mz_scores_parse(const char *path, const char *name, mz_scores *scores, m
             *scores = (mz_scores)i;
             return MZ_OK;
         }
+    if (name)
+        return mz_fail(err, MZ_EINPUT,
+                       "--scores: '%.40s' is not one of softmax-chosen, softmax-all, sigmoid, none",
+                       name);
     return mz_fail(err, MZ_EINPUT,
                    "%s: how logits become gate weights is not in the file: pass --scores "
                    "softmax-chosen (sum to 1 over the chosen experts), softmax-all (over all), "
@@ -25,7 +29,7 @@ const char *mz_scores_router(mz_scores scores) {
     return scores == MZ_SCORES_SIGMOID ? "sigmoid" : "softmax";
 }
 
-/* exp(logit - highest) over the sum over all; a sigmoid is left as it is. */
+/* exp(logit - highest), or the sigmoid as it is: divided by a sum of these it is the weight. */
 static double raw_score(mz_scores scores, double logit, double highest) {
     return scores == MZ_SCORES_SIGMOID ? 1 / (1 + exp(-logit)) : exp(logit - highest);
 }
