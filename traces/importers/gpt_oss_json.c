@@ -78,9 +78,12 @@ static mz_code read_layer(const json_import *in, json_t *layer, const char *wher
             where, k);
     for (size_t i = 0; i < k; i++) {
         json_t *id = json_array_get(ids, i), *prob = json_array_get(probs, i);
-        const char *fault = json_is_integer(id) ? mz_id_fault(json_integer_value(id),
-                                                              in->facts.experts, expert, (int32_t)i)
-                                                : "is not a whole number";
+        if (!json_is_integer(id))
+            return mz_fail(err, MZ_EINPUT,
+                           "%s: selected_experts[%zu]: the expert id is not a whole number", where,
+                           i);
+        const char *fault =
+            mz_id_fault(json_integer_value(id), in->facts.experts, expert, (int32_t)i);
         if (fault)
             return mz_fail(err, MZ_EINPUT, "%s: selected_experts[%zu]: expert id %lld %s", where, i,
                            (long long)json_integer_value(id), fault);
