@@ -197,6 +197,57 @@ class Writing(InFolder):
         writer.abandon()
         self.assertEqual(os.listdir(self.folder), [])
 
+    def test_a_refused_call_leaves_nothing_in_the_trace(self):
+        ids, weights = draw(np.random.default_rng(1), 3)
+        writer = mizan.Writer(self.path, FACTS, weights=True)
+        with self.assertRaisesRegex(ValueError, "weight is missing"):
+            writer.call(0, 0, 0, 0, 0, 3, ids=(ids + 1) % 8)
+        writer.call(0, 0, 0, 0, 0, 3, ids=ids, weights=weights)
+        with self.assertRaisesRegex(ValueError, "differ from those of the layer before"):
+            writer.call(0, 0, 1, 0, 1, 3, ids=ids, weights=weights)
+        writer.close()
+        check(self, self.path)
+        with mizan.open(self.path) as trace:
+            self.assertEqual(trace.call(0).ids.tolist(), ids.tolist())
+
+    def test_sequences_and_steps_out_of_order_are_refused(self):
+        writer = mizan.Writer(self.path, FACTS, sequences=True)
+        writer.sequence(4, 3)
+        for begin, tokens in ((6, 1), (7, 0), (0, 4)):
+            with self.assertRaisesRegex(ValueError, "the end of the one before, 7"):
+                writer.sequence(begin, tokens)
+        writer.step(3)
+        with self.assertRaisesRegex(ValueError, "the next is 4 or later"):
+            writer.step(3)
+        writer.abandon()
+        writer = mizan.Writer(self.path, dict(FACTS, kind="counts"))
+        with self.assertRaisesRegex(ValueError, "8 pairs of no tokens"):
+            writer.call(0, 0, 0, 0, 0, 0, counts=[1] * 8)
+        writer.abandon()
+        writer = mizan.Writer(self.path, dict(FACTS, top_k=0))
+        with self.assertRaisesRegex(ValueError, "pass sequences=True"):
+            writer.sequence(0, 1)
+        with self.assertRaisesRegex(ValueError, "more than 65535 pairs"):
+            writer.call(0, 0, 0, 0, 0, 1, ids=[0] * 65536, token_pairs=[65536])
+        writer.abandon()
+
+    def test_a_recorder_whose_last_step_fails_keeps_the_steps_before(self):
+        recorder = mizan.Recorder.__new__(mizan.Recorder)  # without PyTorch
+        writer = mizan.Writer(self.path, FACTS)
+        recorder._handles, recorder._pending, recorder._writer = [], ["unfinished"], writer
+        recorder.step = lambda: self.fail("no gradient reached layer 0")
+        with self.assertRaisesRegex(AssertionError, "no gradient"):
+            recorder.__exit__(None, None, None)
+        self.assertEqual(os.listdir(self.folder), ["t.h5"])
+
+    def test_a_forward_pass_that_failed_leaves_nothing_to_the_next(self):
+        recorder = mizan.Recorder.__new__(mizan.Recorder)
+        recorder._blocks, recorder._current = [], None
+        recorder._begin(None, (), {})
+        failed = recorder._current
+        recorder._begin(None, (), {})
+        self.assertIsNot(recorder._current, failed)
+
     def test_facts_that_no_reader_takes_are_refused(self):
         for fact, text in {"layers": "is 0", "hidden": "is -1", "top_k": "more than 8"}.items():
             value = {"layers": 0, "hidden": -1, "top_k": 9}[fact]
@@ -257,6 +308,42 @@ class Writing(InFolder):
         with mizan.open(self.path) as trace:
             self.assertEqual(sorted(set(trace.calls["step"].tolist())), [0, 5])
             self.assertEqual(len(trace), 2 * len(data))
+
+    def test_attributes_that_are_something_else(self):
+        self.write(self.path)
+        bad = {
+            "/": {"format": ["mizan-trace"] * 2, "complete": [0, 0]},
+            "run": {"kind": ["pairs", "counts"]},
+            "model": {"name": np.bytes_(b"\xff\xfe"), "layers": [2, 2]},
+        }
+        cases = [(group, name, value) for group in bad for name, value in bad[group].items()]
+        cases += [("/", "complete", 2), ("/", "complete", "0"), ("model", "router", b"\xff")]
+        for group, name, value in cases:
+            with h5py.File(self.path, "r+") as file:
+                before = file[group].attrs[name]
+                kind = h5py.string_dtype() if name == "router" else None  # of variable length
+                file[group].attrs.create(name, value, dtype=kind)
+            with self.subTest(name=name, value=value):
+                with self.assertRaisesRegex(mizan.TraceError, name):
+                    mizan.open(self.path)
+            with h5py.File(self.path, "r+") as file:
+                file[group].attrs[name] = before
+        with h5py.File(self.path, "r+") as file:
+            file["model"].attrs["layers"] = [2]  # one integer all the same
+        mizan.open(self.path).close()
+        with h5py.File(self.path, "r+") as file:
+            file.move("model", "elsewhere")
+            file["model"] = h5py.SoftLink("/elsewhere")
+        with self.assertRaisesRegex(mizan.TraceError, "'layers' is missing"):
+            mizan.open(self.path)
+
+    def test_columns_without_the_one_that_they_describe_are_not_used(self):
+        self.write(self.path)
+        with h5py.File(self.path, "r+") as file:
+            del file["steps/step"], file["sequences/token_begin"]
+        check(self, self.path)
+        with mizan.open(self.path) as trace:
+            self.assertEqual((len(trace.steps), len(trace.sequences)), (0, 0))
 
     def test_what_is_no_trace(self):
         with self.assertRaises(FileNotFoundError):

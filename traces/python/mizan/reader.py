@@ -159,8 +159,9 @@ class Trace:
         return min(lengths, default=0)
 
     def _table(self, group, names):
+        """Without rows where the first column, which the others describe, is missing."""
         columns = {n: self._data[f"{group}/{n}"][:] for n in names if f"{group}/{n}" in self._data}
-        rows = self._rows_of(group, columns)
+        rows = self._rows_of(group, columns) if names[0] in columns else 0
         table = np.zeros(rows, [(n, schema.COLUMNS[f"{group}/{n}"][0]) for n in names])
         for name in names:
             if name in columns:
@@ -274,8 +275,16 @@ def _find_data(file, facts, path):
 
 
 def _value(attribute):
+    """A text or a number; whatever else it is, or text that is not UTF-8, stays no such thing."""
+    if isinstance(attribute, np.ndarray):
+        attribute = attribute.flat[0] if attribute.size == 1 else None
+    if isinstance(attribute, str):
+        attribute = attribute.encode(errors="surrogateescape")  # h5py's stand-ins for bad bytes
     if isinstance(attribute, bytes):
-        return attribute.decode(errors="replace")
+        try:
+            return attribute.decode()
+        except UnicodeDecodeError:
+            return attribute
     return attribute.item() if isinstance(attribute, np.generic) else attribute
 
 
@@ -291,13 +300,17 @@ def _read_facts(file, path):
         )
     facts = {}
     for group, attributes in schema.FACTS.items():
-        there = file[group].attrs if group in file else {}
+        linked = group != "/" and not isinstance(file.get(group, getlink=True), h5py.HardLink)
+        there = {} if linked else file[group].attrs
         for name, (default, _) in attributes.items():
             if name not in there and name in schema.REQUIRED:
                 raise TraceError(f"{path}: /{group}: attribute '{name}' is missing")
             facts[name] = _value(there[name]) if name in there else default
     checks.facts(path, facts)
-    return facts, bool(file.attrs.get("complete", 1))
+    complete = _value(file.attrs.get("complete", 1))
+    if not isinstance(complete, int) or complete not in (0, 1):
+        raise TraceError(f"{path}: attribute 'complete' of / is {complete!r}, must be 0 or 1")
+    return facts, bool(complete)
 
 
 def open_trace(path):

@@ -141,12 +141,14 @@ class Recorder:
         for handle in self._handles:
             handle.remove()
         self._handles = []
-        if kind is None and self._pending:
-            self.step()
-        self._pending = []
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
+        try:
+            if kind is None and self._pending:
+                self.step()
+        finally:  # the steps before are good, whatever is wrong with the last
+            self._pending = []
+            if self._writer is not None:
+                self._writer.close()
+                self._writer = None
 
     def step(self, loss=None, learning_rate=None, wall_time=None):
         """Ends the step: its forward passes go to the trace."""
@@ -166,8 +168,8 @@ class Recorder:
     # -- hooks
 
     def _begin(self, module, args, kwargs):
-        if self._current is None:
-            self._current = _Batch(len(self._blocks), *_tokens_of(args, kwargs))
+        # A forward pass that failed never came to its end: what it left goes.
+        self._current = _Batch(len(self._blocks), *_tokens_of(args, kwargs))
 
     def _end(self, module, args, output):
         batch, self._current = self._current, None

@@ -8,7 +8,6 @@ import numpy as np
 from . import checks, schema
 
 _CHUNK_BYTES = 1 << 20
-_BULK = ("pairs", "rows", "counts", "sequences", "steps")  # flushed before /calls
 
 
 class Writer:
@@ -38,6 +37,8 @@ class Writer:
         self._rows = {}
         self._waiting = {}
         self._last = None
+        self._blocks = {}  # rank: (step, micro_batch), (token_begin, tokens) of its last call
+        self._sequence_end = self._described = 0
         self._file = _create_file(self.partial)
         try:
             self._create(weights, hidden_norms, gradient_norms, input_norms, sequences)
@@ -131,13 +132,18 @@ class Writer:
                 raise ValueError(f"call {key}: {name} {value} of {self.facts[most]}")
         if min(key[0], key[1], int(token_begin), int(tokens)) < 0:
             raise ValueError(f"call {key}: step, micro-batch and tokens are 0 or more")
+        block = (key[:2], (int(token_begin), int(tokens)))
+        before = self._blocks.get(key[3], block)
+        if before[0] == block[0] and before[1] != block[1]:
+            raise ValueError(f"call {key}: tokens differ from those of the layer before")
+        data = {}  # nothing is added until all of it is known to be right
         if counts is None:
             self._check(key, int(tokens), ids, token_pairs)
             pairs = np.asarray(ids).size
         else:
             self._check_counts(key, np.asarray(counts))
             pairs = int(np.sum(counts))
-            self._put("counts", np.asarray(counts)[None])
+            data["counts"] = np.asarray(counts)[None]
         given = {
             "pairs/expert": ids,
             "pairs/weight": weights,
@@ -158,10 +164,14 @@ class Writer:
                 raise ValueError(
                     f"call {key}: {name} holds a value that is not finite and at least 0"
                 )
+            data[name] = values
+        if pairs and not tokens:
+            raise ValueError(f"call {key}: {pairs} pairs of no tokens")
+        for name, values in data.items():
             self._put(name, values)
         for name, value in zip(schema.CALL_COLUMNS, (*key, token_begin, tokens, pairs)):
             self._put("calls/" + name, [value])
-        self._last = key
+        self._last, self._blocks[key[3]] = key, block
 
     def _check_counts(self, key, counts):
         experts = self.facts["experts"]
@@ -186,17 +196,31 @@ class Writer:
             raise ValueError(
                 f"call {key}: an expert is not within 0 to {self.facts['experts'] - 1}"
             )
+        if not top_k and np.max(token_pairs, initial=0) > 65535:
+            raise ValueError(f"call {key}: a token has more than 65535 pairs")
         wanted = tokens * top_k if top_k else int(np.sum(token_pairs))
         if ids.size != wanted:
             raise ValueError(f"call {key}: {ids.size} pairs, not {wanted}")
 
     def sequence(self, token_begin, tokens, domain=-1):
-        """Adds a sequence, in the order of token_begin."""
+        """Adds a sequence, in the order of token_begin; it lies within the tokens of one rank's
+        micro-batch."""
+        if "sequences/tokens" not in self._waiting:
+            raise ValueError("a sequence in a trace without: pass sequences=True to the Writer")
+        if token_begin < self._sequence_end or tokens < 1:
+            raise ValueError(
+                f"sequence of {tokens} tokens from {token_begin}: sequences hold tokens and begin at "
+                f"or after the end of the one before, {self._sequence_end}"
+            )
+        self._sequence_end = token_begin + tokens
         for name, value in (("token_begin", token_begin), ("tokens", tokens), ("domain", domain)):
             self._put("sequences/" + name, [value])
 
     def step(self, step, loss=None, learning_rate=None, wall_time=None):
         """Describes a step, in ascending order."""
+        if step < self._described:
+            raise ValueError(f"step {step}: steps ascend, the next is {self._described} or later")
+        self._described = step + 1
         values = {"loss": loss, "learning_rate": learning_rate, "wall_time": wall_time}
         self._put("steps/step", [step])
         for name, value in values.items():
@@ -204,9 +228,8 @@ class Writer:
 
     def flush(self):
         """Makes every call so far readable, even if this process dies: data first, calls last."""
-        order = sorted(self._waiting, key=lambda name: name.split("/")[0] not in _BULK)
         for calls in (False, True):
-            for name in order:
+            for name in self._waiting:
                 if name.startswith("calls/") == calls:
                     self._extend(name)
             self._file.flush()
