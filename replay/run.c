@@ -601,10 +601,11 @@ int64_t mz_replay_records(const mz_replay *r, int policy) {
 }
 
 mz_code mz_replay_result(mz_replay *r, int policy, mz_run *run, mz_err *err) {
-    const mz_code code =
-        mz_measure_run(r->policy[policy].measure, r->policy[policy].planner, run, err);
-    run->capacity_bytes =
-        (int64_t)(r->options.cluster->device.memory_bytes / r->options.cluster->ranks_per_device);
+    double room = 0;
+    mz_code code = mz_measure_run(r->policy[policy].measure, r->policy[policy].planner, run, err);
+    if (code == MZ_OK)
+        code = mz_transport_room(r->transport, &room, err);
+    run->capacity_bytes = (int64_t)(room / r->local);
     return code;
 }
 

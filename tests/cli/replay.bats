@@ -18,8 +18,11 @@ all='static,symi,ultraep,lrmoe[keep=0.5]'
     "$mizan" sim --scope layers --trace "$example" --model olmoe-1b-7b --cluster a100-80gb:1x8 --policy "$all" \
         "${small[@]}" --json >sim.json
     "$python" - <<'EOF2'
-import json
+import json, os
 r, s = json.load(open("out.json")), json.load(open("sim.json"))
+# a rank's part of the machine that ran it, whatever the policies were told
+room = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGESIZE")
+assert all(x["capacity_bytes"] == room // 8 for x in r["runs"]) and s["runs"][0]["capacity_bytes"] != room // 8
 assert r["schema"] == "mizan-result/1" and r["kind"] == "measurement" and s["kind"] == "prediction"
 assert r["trace"]["digest"] == s["trace"]["digest"] and r["model"] == s["model"]
 for key in ("ranks", "optimizer", "recompute", "seed", "first_step", "steps", "step_tokens", "tokens_per_rank", "sequence_length"):
