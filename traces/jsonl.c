@@ -95,9 +95,9 @@ mz_code mz_jsonl_ids(const mz_jsonl *in, const char *what, const json_t *array, 
         return mz_jsonl_fail(in, err, "%s does not list %d expert ids", what, top_k);
     for (int32_t i = 0; i < top_k; i++) {
         const json_t *id = json_array_get(array, (size_t)i);
-        const char *fault = json_is_integer(id)
-                                ? mz_id_fault(json_integer_value(id), experts, expert, i)
-                                : "is not a whole number";
+        if (!json_is_integer(id))
+            return mz_jsonl_fail(in, err, "%s[%d]: the expert id is not a whole number", what, i);
+        const char *fault = mz_id_fault(json_integer_value(id), experts, expert, i);
         if (fault)
             return mz_jsonl_fail(in, err, "%s[%d]: expert id %lld %s", what, i,
                                  (long long)json_integer_value(id), fault);
