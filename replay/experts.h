@@ -74,6 +74,8 @@ mz_code mz_experts_update(mz_experts *experts, mz_err *err);
  * begin_step, gradients are still there. */
 mz_code mz_experts_read(mz_experts *experts, int32_t layer, int32_t expert, bool gradient,
                         float *value, mz_err *err);
+/* The rank of the expert's first instance, known to every process. */
+int32_t mz_experts_owner(const mz_experts *experts, int32_t layer, int32_t expert);
 mz_experts *mz_engine_experts(mz_engine *engine);
 
 #endif

@@ -339,12 +339,16 @@ mz_code mz_experts_update(mz_experts *x, mz_err *err) {
 /* ---- reading
  * -------------------------------------------------------------------------------------*/
 
+int32_t mz_experts_owner(const mz_experts *x, int32_t layer, int32_t expert) {
+    return x->owner[(int64_t)layer * x->e->job.experts + expert];
+}
+
 /* The expert's values end to end in `line`, context memory of every process. */
 static mz_code collect_expert(mz_experts *x, int32_t layer, int32_t expert, bool gradient,
                               char *line, mz_err *err) {
     const mz_engine *e = x->e;
     const int32_t each = e->job.ranks / e->transport->processes;
-    const int32_t owner = x->owner[(int64_t)layer * e->job.experts + expert];
+    const int32_t owner = mz_experts_owner(x, layer, expert);
     const experts_memory m =
         experts_slot_memory(x, layer, owner, experts_slot(x, layer, owner, expert));
     mz_code code = MZ_OK;

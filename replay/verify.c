@@ -9,9 +9,15 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { LAYER_STREAM = 0x6c617965, TOKEN_STREAM = 0x746f6b65, VALUE_STREAM = 0x76616c75 };
-/* Pairs of one (source, expert) whose scores are computed again at most. */
-enum { SCORES_MOST = 96 };
+enum {
+    LAYER_STREAM = 0x6c617965,
+    TOKEN_STREAM = 0x746f6b65,
+    VALUE_STREAM = 0x76616c75,
+    SELECTION_STREAM = 0x73656c65
+};
+/* Of the pairs of one (source, expert), those that a quota kept and those that it left out: scores
+ * that are computed again at most, of the fewer and of the more. */
+enum { FEWER_SCORES = 1024, MORE_SCORES = 96 };
 
 /* Pairs with gradient of one micro-batch, [R][most] with most the pairs of the fullest rank. */
 typedef struct kept_pairs {
@@ -38,6 +44,7 @@ struct mz_verify {
     float *row_f;
     kept_pairs *kept; /* [micro_batches] */
     int32_t kept_room;
+    int64_t *count; /* [E] kept pairs of the rank at hand */
     mz_verified figures;
     mz_arena arena;
 };
@@ -82,7 +89,8 @@ mz_code mz_verify_create(const mz_replay_job *job, mz_engine *engine, mz_transpo
         all = (*inner[i] = MZ_NEW(&v->arena, double, I)) && all;
     v->row = MZ_NEW(&v->arena, float, H);
     v->row_f = MZ_NEW(&v->arena, float, H);
-    if (!all || !v->row || !v->row_f) {
+    v->count = MZ_NEW(&v->arena, int64_t, job->experts);
+    if (!all || !v->row || !v->row_f || !v->count) {
         mz_verify_free(&v);
         return mz_fail_nomem(err, "the verification's weights of one layer");
     }
@@ -127,11 +135,19 @@ static const float *down_of(const mz_verify *v, int32_t expert) {
     return up_of(v, expert) + 2 * v->job.hidden * v->job.intermediate;
 }
 
+/* Several sums at a time, which do not wait for each other. */
 static double dot(const float *w, const double *x, int64_t n) {
-    double sum = 0;
-    for (int64_t j = 0; j < n; j++)
-        sum += (double)w[j] * x[j];
-    return sum;
+    enum { SUMS = 8 };
+    double sum[SUMS] = {0}, all = 0;
+    int64_t j = 0;
+    for (; j + SUMS <= n; j += SUMS)
+        for (int k = 0; k < SUMS; k++)
+            sum[k] += (double)w[j + k] * x[j + k];
+    for (; j < n; j++)
+        all += (double)w[j] * x[j];
+    for (int k = 0; k < SUMS; k++)
+        all += sum[k];
+    return all;
 }
 
 /* gate, up and activation of unit i for row x, as stored. */
@@ -320,15 +336,11 @@ static mz_code check_backward(mz_verify *v, const mz_engine_seen *seen, int64_t 
 /* ---- kept pairs ---------------------------------------------------------------------------------
  */
 
-/* False where it cannot be computed again: random selections. */
-static bool score_of(mz_verify *v, const mz_engine_seen *seen, int64_t token, int64_t pair,
-                     double *score) {
+static double score_of(mz_verify *v, const mz_engine_seen *seen, int64_t token, int64_t pair) {
     const mz_score kind = mz_data_score(&v->job);
     const mz_pairs *p = &seen->call->pairs;
     const double w = mz_data_weight(&v->job, seen->call, pair);
     double x2 = 0, g2 = 0, h2 = 0;
-    if (kind == MZ_SCORED_RANDOM || kind == MZ_SCORED_SAMPLE)
-        return false;
     make_row(v, seen->call, MZ_DATA_INPUT, seen->rank, token, v->x);
     make_row(v, seen->call, MZ_DATA_GRADIENT, seen->rank, token, v->g);
     for (int64_t j = 0; j < v->job.hidden; j++) {
@@ -346,58 +358,119 @@ static bool score_of(mz_verify *v, const mz_engine_seen *seen, int64_t token, in
                           [MZ_SCORED_WH] = w * w * h2,
                           [MZ_SCORED_G] = g2,
                           [MZ_SCORED_H] = h2};
-    *score = all[kind];
-    return true;
+    return all[kind];
 }
 
-typedef struct score_ends {
-    int64_t kept, all;
-    double least_kept, most_left;
-} score_ends;
+static int64_t pairs_of_token(const mz_pairs *p, int32_t rank, int64_t token) {
+    return p->top_k > 0 ? p->top_k : p->token_pairs[p->token_begin[rank] + token];
+}
 
-/* Of the rank's pairs with `expert`. */
-static score_ends ends_of(mz_verify *v, const mz_engine_seen *seen, int32_t expert, bool scores) {
+/* v->count: kept pairs of the rank by expert. They must be as many as the plan says. */
+static mz_code check_counts(mz_verify *v, const mz_engine_seen *seen, mz_err *err) {
     const mz_pairs *p = &seen->call->pairs;
-    score_ends ends = {0, 0, INFINITY, -INFINITY};
+    const int32_t E = v->job.experts;
+    const int64_t cell = (int64_t)seen->rank * E;
+    memset(v->count, 0, sizeof *v->count * (size_t)E);
+    for (int64_t i = p->pair_begin[seen->rank]; i < p->pair_begin[seen->rank + 1]; i++)
+        v->count[p->expert[i]] += has(seen, p, i);
+    for (int32_t e = 0; e < E; e++)
+        if (v->count[e] != seen->plan->kept[cell + e])
+            return wrong(v, seen->call, seen->rank, "kept pairs of expert", e,
+                         seen->call->load.count[cell + e], (double)v->count[e],
+                         (double)seen->plan->kept[cell + e], INFINITY, err);
+    return MZ_OK;
+}
+
+/* One of the experts of which the rank's pairs are kept in part; -1: none. Where pairs were dropped
+ * in forward there was less to choose from. */
+static int32_t draw_expert(const mz_verify *v, const mz_engine_seen *seen, mz_rng *rng) {
+    const int32_t E = v->job.experts;
+    const int64_t cell = (int64_t)seen->rank * E;
+    const int64_t *all = seen->call->load.count + cell;
+    const int64_t *dropped = seen->plan->has_drops ? seen->plan->dropped + cell : NULL;
+    int32_t drawn = -1;
+    for (int32_t e = 0, n = 0; e < E; e++)
+        if (v->count[e] > 0 && v->count[e] < all[e] && (!dropped || dropped[e] == 0) &&
+            mz_rng_below(rng, (uint64_t)++n) == 0)
+            drawn = e;
+    return drawn;
+}
+
+/* Pairs of one (source, expert) that were kept, or left out. */
+typedef struct score_side {
+    int64_t pairs, wanted; /* not walked over yet; how many of them are scored */
+    double score;          /* the lowest kept, the highest left out */
+    int64_t token;         /* of equal ones the last kept, the first left out */
+} score_side;
+
+static void score_pair(mz_verify *v, const mz_engine_seen *seen, int64_t token, int64_t pair,
+                       mz_rng *rng, score_side *side, bool kept) {
+    const bool drawn = (int64_t)mz_rng_below(rng, (uint64_t)side->pairs) < side->wanted;
+    side->pairs--;
+    if (!drawn)
+        return;
+    side->wanted--;
+    const double score = score_of(v, seen, token, pair);
+    if (side->token >= 0 && (kept ? score > side->score : score <= side->score))
+        return;
+    side->score = score;
+    side->token = token;
+}
+
+/* A pair that was left out has no higher score than one that was kept; of equal ones the first
+ * stays. Equal in the engine, too, are gate weights alone. */
+static mz_code compare_sides(mz_verify *v, const mz_engine_seen *seen, int32_t expert,
+                             const score_side *kept, const score_side *left, mz_err *err) {
+    const double more = left->score - kept->score;
+    const double error = more / (v->tolerance * kept->score + 1e-30);
+    const bool swapped =
+        more == 0 && left->token < kept->token && mz_data_score(&v->job) == MZ_SCORED_W;
+    v->figures.largest = error > v->figures.largest ? error : v->figures.largest;
+    v->figures.selections++;
+    if (error <= 1 && !swapped)
+        return MZ_OK;
+    return mz_fail(err, MZ_ECHECK,
+                   "verification failed in step %lld, micro-batch %d, layer %d, rank %d: of expert "
+                   "%d, token %lld with a score of %.6g is left out, and token %lld with %.6g is "
+                   "kept (%.3g times the difference allowed%s)",
+                   (long long)seen->call->step, seen->call->micro_batch, v->layer, seen->rank,
+                   expert, (long long)left->token, left->score, (long long)kept->token, kept->score,
+                   error, swapped ? "; of equal scores the first stays" : "");
+}
+
+static int64_t least(int64_t a, int64_t b) {
+    return a < b ? a : b;
+}
+
+static mz_code check_scores(mz_verify *v, const mz_engine_seen *seen, int32_t expert, mz_rng *rng,
+                            mz_err *err) {
+    const mz_pairs *p = &seen->call->pairs;
+    const int64_t all = seen->call->load.count[(int64_t)seen->rank * v->job.experts + expert];
+    const int64_t kept = v->count[expert], left = all - kept;
+    score_side sides[] = {
+        {left, least(left, left < kept ? FEWER_SCORES : MORE_SCORES), 0, -1},
+        {kept, least(kept, left < kept ? MORE_SCORES : FEWER_SCORES), 0, -1},
+    };
     int64_t pair = p->pair_begin[seen->rank];
-    for (int64_t t = 0; t < seen->tokens; t++) {
-        const int64_t k = p->top_k > 0 ? p->top_k : p->token_pairs[p->token_begin[seen->rank] + t];
-        for (int64_t i = 0; i < k; i++, pair++) {
-            double score = 0;
-            if (p->expert[pair] != expert)
-                continue;
-            const bool kept = has(seen, p, pair);
-            ends.all++;
-            ends.kept += kept;
-            if (!scores || !score_of(v, seen, t, pair, &score))
-                continue;
-            if (kept)
-                ends.least_kept = fmin(ends.least_kept, score);
-            else
-                ends.most_left = fmax(ends.most_left, score);
-        }
-    }
-    return ends;
+    for (int64_t t = 0; t < seen->tokens; t++)
+        for (int64_t i = pairs_of_token(p, seen->rank, t); i > 0; i--, pair++)
+            if (p->expert[pair] == expert) {
+                const bool stays = has(seen, p, pair);
+                score_pair(v, seen, t, pair, rng, &sides[stays], stays);
+            }
+    return compare_sides(v, seen, expert, &sides[1], &sides[0], err);
 }
 
 static mz_code check_selection(mz_verify *v, const mz_engine_seen *seen, mz_err *err) {
-    const int32_t E = v->job.experts;
-    const int64_t *wanted = seen->plan->kept + (int64_t)seen->rank * E;
-    bool scored = false;
-    for (int32_t e = 0; e < E; e++) {
-        const int64_t all = seen->call->load.count[(int64_t)seen->rank * E + e];
-        const bool scores = !scored && all > 1 && all <= SCORES_MOST && wanted[e] < all;
-        const score_ends ends = ends_of(v, seen, e, scores);
-        scored |= scores;
-        v->figures.selections++;
-        if (ends.kept != wanted[e])
-            return wrong(v, seen->call, seen->rank, "kept pairs of expert", e, ends.all,
-                         (double)ends.kept, (double)wanted[e], INFINITY, err);
-        if (ends.most_left > ends.least_kept * (1 + v->tolerance))
-            return wrong(v, seen->call, seen->rank, "score of a pair left out, of expert", e, 0,
-                         ends.most_left, ends.least_kept, ends.most_left / ends.least_kept, err);
-    }
-    return MZ_OK;
+    const mz_score kind = mz_data_score(&v->job);
+    mz_rng rng = mz_rng_make(v->job.seed, mz_rng_stream(SELECTION_STREAM, (uint64_t)v->ordinal,
+                                                        (uint64_t)seen->call->micro_batch,
+                                                        (uint64_t)seen->rank));
+    const mz_code code = check_counts(v, seen, err);
+    if (code != MZ_OK || kind == MZ_SCORED_RANDOM || kind == MZ_SCORED_SAMPLE)
+        return code;
+    const int32_t expert = draw_expert(v, seen, &rng);
+    return expert < 0 ? MZ_OK : check_scores(v, seen, expert, &rng, err);
 }
 
 static mz_code keep_flags(mz_verify *v, const mz_engine_seen *seen) {
@@ -485,8 +558,7 @@ static void add_rank(mz_verify *v, const mz_replay_call *call, int32_t rank, int
     int64_t pair = p->pair_begin[rank];
     const int64_t tokens = p->token_begin[rank + 1] - p->token_begin[rank];
     for (int64_t t = 0; t < tokens; t++) {
-        const int64_t k = p->top_k > 0 ? p->top_k : p->token_pairs[p->token_begin[rank] + t];
-        for (int64_t i = 0; i < k; i++, pair++) {
+        for (int64_t i = pairs_of_token(p, rank, t); i > 0; i--, pair++) {
             const int64_t flag = (int64_t)rank * kept->most + pair - p->pair_begin[rank];
             if (p->expert[pair] != expert || !kept->flag[flag])
                 continue;
@@ -501,14 +573,17 @@ static void add_rank(mz_verify *v, const mz_replay_call *call, int32_t rank, int
     }
 }
 
+/* Reading is collective; the process of the expert's owner compares. */
 static mz_code check_gradient(mz_verify *v, const mz_replay_call *call, int32_t expert,
                               gradient_value *value, int32_t values, mz_err *err) {
     const int64_t H = v->job.hidden, I = v->job.intermediate;
-    for (int32_t m = 0; m < v->micro_batches; m++)
+    const int32_t owner = mz_experts_owner(v->experts, v->layer, expert);
+    const bool own = owner >= v->transport->first && owner < v->transport->end;
+    for (int32_t m = 0; own && m < v->micro_batches; m++)
         for (int32_t r = 0; r < v->job.ranks; r++)
             add_rank(v, call + (int64_t)m * v->job.layers + v->layer, r, expert, value, values);
     mz_code code = mz_experts_read(v->experts, v->layer, expert, true, v->gradient, err);
-    for (int32_t n = 0; code == MZ_OK && n < values; n++) {
+    for (int32_t n = 0; own && code == MZ_OK && n < values; n++) {
         const gradient_value *at = &value[n];
         const int64_t place = at->down ? 2 * I * H + at->row * I + at->col : at->row * H + at->col;
         const double got = v->gradient[place];

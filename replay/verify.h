@@ -3,12 +3,22 @@
  * for a few experts some values of the weight gradients, are computed again from the trace and the
  * seed by plain loops in double precision - rows, weights and sums made anew, nothing of the
  * engine's buffers used but its results. Intermediate values are rounded where the engine stores
- * them. Where a quota binds, the kept pairs must be as many as the plan says, and of the highest
- * scores.
+ * them.
+ *
+ * Where a quota binds, every source must keep as many pairs of every expert as the plan says. On
+ * every rank one expert is drawn from those whose pairs it keeps in part (and of whose pairs none
+ * was dropped in forward), and scores are computed again: up to 1,024 of the kept pairs or of those
+ * left out, whichever are fewer, and 96 of the others. None left out may have a higher score than
+ * one that is kept; of equal gate weights, where they are the score, the first stays. Random scores
+ * are not compared.
  *
  * A value may differ from the reference by `tolerance` times (its size + the root mean square of
- * what was summed): 2^-5 for bf16, 2^-14 for fp32. The first that differs by more ends the run
- * (MZ_ECHECK) and is named with its place, both values and the error over what is allowed.
+ * what was summed): 2^-5 for bf16, 2^-14 for fp32; the score of a pair left out may be higher by
+ * `tolerance` times the kept one's. The first that differs by more ends the run (MZ_ECHECK) and is
+ * named with its place, both values and the error over what is allowed.
+ *
+ * A rank's rows and pairs are compared by its process, an expert's gradient by its owner's: what is
+ * compared by all processes together does not depend on how many there are.
  *
  * Two calls are collective (begin_step, end_step). Everything is outside the engine's clock but the
  * weights' way to all processes is real traffic; step times leave it out. */
@@ -27,7 +37,8 @@ typedef struct mz_verify_options {
 } mz_verify_options;
 mz_verify_options mz_verify_defaults(void);
 
-/* What was compared so far by this process, and how near it came. */
+/* What was compared so far by this process, and how near it came. A selection is the pairs of one
+ * rank, micro-batch and expert of which kept ones and ones left out were scored. */
 typedef struct mz_verified {
     int64_t tokens, values, selections;
     double largest; /* error over what is allowed; <= 1 */
