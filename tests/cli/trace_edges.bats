@@ -49,3 +49,10 @@ EOF2
     fails 4 "HDF5 failed while" limited
     only_files
 }
+
+@test "a compressed .npz is told how to be written" {
+    "$python" -c 'import numpy; numpy.savez_compressed("l.npz", logits=numpy.linspace(-1, 1, 96).reshape(2, 6, 8))'
+    fails 2 "logits.npy is compressed; write it uncompressed (numpy.savez" \
+        "$mizan" -q trace import l.npz --top-k 2 --scores none -o t.h5
+    only_files l.npz
+}

@@ -34,14 +34,12 @@ typedef struct logits_import {
     int64_t chunk; /* its tokens */
 } logits_import;
 
-/* The header of the first array of a .npz. */
-static bool first_of_npz(const unsigned char *head, size_t size, mz_npy_shape *shape) {
-    mz_err err;
+/* Where the first array of a .npz begins; 0: no .npz. */
+static size_t npz_array(const unsigned char *head, size_t size) {
     if (size < 64 || memcmp(head, "PK\3\4", 4) != 0)
-        return false;
+        return 0;
     size_t name = mz_le16(head + 26), at = 30 + name + mz_le16(head + 28);
-    return name > 4 && at < size && memcmp(head + 30 + name - 4, ".npy", 4) == 0 &&
-           mz_npy_parse("", head + at, size - at, shape, &err) == MZ_OK;
+    return name > 4 && at < size && memcmp(head + 30 + name - 4, ".npy", 4) == 0 ? at : 0;
 }
 
 /* Counts are whole and not negative; logits are not, somewhere among the first values. */
@@ -58,8 +56,10 @@ static bool looks_like_counts(const mz_npy_shape *shape, const unsigned char *he
 static int recognise(const char *path, const unsigned char *head, size_t size) {
     mz_npy_shape shape;
     mz_err err;
-    bool npz = first_of_npz(head, size, &shape);
-    if (!npz && mz_npy_parse(path, head, size, &shape, &err))
+    size_t npz = npz_array(head, size);
+    if (npz && mz_le16(head + 8) != 0)
+        return 10; /* compressed: its import says what to do */
+    if (mz_npy_parse(path, head + npz, size - npz, &shape, &err))
         return 0;
     if (shape.kind != 'f' || (shape.dims != 3 && shape.dims != 4))
         return 0;
