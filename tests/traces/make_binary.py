@@ -182,7 +182,7 @@ def trt(run):
             ("no multiple of top-4", {"1_3": one + 1 - np.eye(16, dtype=int)[0]}, {}),
             ("is no count", {"1_3": one - 2 * np.eye(16, dtype=int)[4]}, {}),
             ("1 of 2 layers", {"1_3": one, "1_4": one, "2_3": one}, {}),
-            ("no such layer", {"1_3": one, "2_3": one, "2_4": one}, {}),
+            ("no such layer; every step must hold the same layers: leave this one out", {"1_3": one, "2_3": one, "2_4": one}, {}),
             ("no selection", {"1_3": one * 0}, {}),
             ("do not fit", {"1_3": one}, {"data_offsets": [0, 64]}),
             ("beyond the end", {"1_3": one}, {"shape": [160], "data_offsets": [0, 1280]}),

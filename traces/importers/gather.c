@@ -188,7 +188,9 @@ static mz_code agree(const mz_gather *gather, const mz_gather_entry *entry, size
         int64_t held = entry[i].tokens;
         if (!bsearch(&key->layer, gather->label.value, gather->label.count,
                      sizeof *gather->label.value, by_number))
-            return call_fault(gather, key, err, "the steps before have no such layer");
+            return call_fault(gather, key, err,
+                              "the steps before have no such layer; every step must hold the same "
+                              "layers: leave this one out, or record it whole");
         if (key->rank < 0 || key->rank >= facts->ranks)
             return call_fault(gather, key, err, "the trace has no such rank");
         if (i > 0 && by_key(&entry[i - 1], &entry[i]) == 0)

@@ -41,9 +41,9 @@ def record(
                     left out
     gradient_norms  squared norms of the gradient of each MoE block's output (after ``backward``)
     input_norms     squared norms of each MoE block's input
-    hidden_norms    of every pair, the squared norm of what enters the expert's down projection; it is
-                    computed once more from the block's input, which costs two thirds of the experts'
-                    forward pass. For experts that Transformers 5 keeps as stacked weights
+    hidden_norms    of every pair, the squared norm of what enters the expert's down projection; it
+                    is computed once more from the block's input, which costs two thirds of the
+                    experts' forward pass. For experts that Transformers 5 keeps as stacked weights
     rank, ranks     of this process; default: torch.distributed's, where it runs. With several
                     ranks each writes PATH.rankN, to be joined with ``mizan.merge``
     drop_padding    leave out the tokens that the attention mask hides; they are kept otherwise,

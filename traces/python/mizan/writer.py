@@ -209,8 +209,8 @@ class Writer:
             raise ValueError("a sequence in a trace without: pass sequences=True to the Writer")
         if token_begin < self._sequence_end or tokens < 1:
             raise ValueError(
-                f"sequence of {tokens} tokens from {token_begin}: sequences hold tokens and begin at "
-                f"or after the end of the one before, {self._sequence_end}"
+                f"sequence of {tokens} tokens from {token_begin}: sequences hold tokens and begin "
+                f"at or after the end of the one before, {self._sequence_end}"
             )
         self._sequence_end = token_begin + tokens
         for name, value in (("token_begin", token_begin), ("tokens", tokens), ("domain", domain)):
