@@ -454,3 +454,24 @@ EOF
     [ "$(ls -A | xargs)" = "$before" ]
     [ "$("$mizan" trace export --list | awk '{ print $1 }' | xargs)" = "npy megatron-jsonl sglang-json nccl-alltoallv smpi-ti perfetto" ]
 }
+
+@test "bytes and times beyond what numbers hold; tokens of a trace with a variable k" {
+    "$python" -c 'import numpy as np; np.save("h.npy", np.full((1, 1, 2, 1, 4), 2**32 - 2, np.uint32))'
+    "$mizan" trace import -q h.npy --top-k 2 --hidden 1000000000 -o big.h5
+    for format in nccl-alltoallv smpi-ti; do
+        fails 2 "bytes are more than 64 bits count: check --hidden" "$mizan" trace export -f $format --element-bytes 16 big.h5 -o out
+        [ ! -e out ]
+    done
+    "$python" - <<'END'
+import h5py, numpy as np
+f = h5py.File("big.h5", "r+")
+del f["steps"]
+for name, value in dict(step=np.array([1]), loss=np.ones(1), learning_rate=np.ones(1), wall_time=np.array([1e305])).items():
+    f.create_dataset("steps/" + name, data=value, chunks=(8,), maxshape=(None,), fletcher32=True)
+END
+    export_as perfetto out big.h5
+    [[ $stderr == *"time: 1 ms per step number"* ]]
+    "$python" -c 'import json; json.load(open("out"))'
+    export_as nccl-alltoallv matrix "$root/traces/conformance/variable-k.h5" --hidden 8
+    [[ $stderr == *"wrote matrix: 2 calls, 5 tokens, 9 pairs"* ]]
+}

@@ -31,3 +31,10 @@ binary() { "$python" "$root/tests/traces/make_binary.py" "$mizan" "$@"; }
 @test "Hearth .hrtr" { binary hrtr; }
 
 @test "UltraEP load profile" { binary ultraep; }
+
+@test "a tensor by itself may be of several programs" {
+    "$python" -B -c 'import sys; sys.path.insert(0, sys.argv[1])
+import numpy as np; from make_binary import Tensor, torch_save
+torch_save("x.pt", Tensor(np.ones((1, 2, 2, 2), np.int16)))' "$root/tests/traces"
+    fails 2 "may be sglang-stat or verl-pt: pass --format" "$mizan" trace import x.pt -o out.h5
+}

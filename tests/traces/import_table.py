@@ -249,7 +249,7 @@ SLOTS = np.array([[0, 1, 2, 3, 0, 2], [3, 2, 1, 0, 1, 1]])  # physical experts o
 
 
 @row("sglang-records", "recorder_7.5_0.pt recorder_7.5_1.pt", "--ranks-hold tokens")
-def sglang_records(change=lambda root: None):
+def sglang_records(change=lambda root: None, ranks=(0,)):
     for rank in range(2):
         ids = np.full((2, 3, 8), -1, np.int32)
         ids[:, :, :2] = [[[0, 1], [4, 5], [2, 3]], [[0, 4], [1, 2], [5, 3]]]
@@ -257,7 +257,7 @@ def sglang_records(change=lambda root: None):
                                   positions=[0, 1, 2], extend_seq_lens=[2, 1], forward_mode=1,
                                   topk_ids_of_layer=Tensor(ids.copy()), misc_objects=[]) for p in (3, 4)],
                     last_physical_to_logical_map=Tensor(SLOTS.copy()))
-        if rank == 0:
+        if rank in ranks:
             change(root)
         torch_save(f"recorder_7.5_{rank}.pt", root)
 

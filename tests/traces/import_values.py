@@ -1,6 +1,7 @@
 """import_values.py MIZAN: hostile and unusual values in recordings. What a format can hold must come out right; the rest
 is refused with exit code 2 and one line. Cases for every importer (packed, empty, with a byte order mark, with CR LF) are
 derived from the table of good files; cases of single formats stand in VALUES."""
+import base64
 import os
 import subprocess
 import sys
@@ -9,7 +10,7 @@ import h5py
 import numpy as np
 
 import import_table as table
-from import_table import IDS, Tensor, array, line, lines, put, raw, route, swap, text, whole
+from import_table import IDS, Tensor, array, document, line, lines, put, raw, route, swap, text, whole
 
 TEXT = {"smartmoe-log", "gpt-oss-json", "laer-csv", "megatron-route", "megatron-tpe", "sglang-json", "nf4-jsonl", "vllm-logger",
         "speculative", "moe-balance", "routed-json", "esft-text", "counts-csv"}
@@ -378,6 +379,135 @@ VALUES += [
     ("imatrix", "a negative layer", imatrix_of(**{"-1.ffn_gate": 2}), ("no tensor blk.N",), None),
     ("imatrix", "zeros alone", imatrix_of(**{"0.ffn_gate": 0}), ("m.gguf: all counts are 0",), None),
     ("imatrix", "more experts per token than there are", lambda: None, ("m.gguf: --top-k 5, but there are 4 experts",), None, "--top-k", "5"),
+]
+
+
+def answer(**members):
+    return lambda: lines("answers.json", members)
+
+
+def choice(routed, **members):
+    return answer(choices=[dict(routed_experts=routed)], **members)
+
+
+def text64(data):
+    return base64.b64encode(data).decode()
+
+
+def masked(kind):
+    ids = IDS.copy()
+    ids[1] = -1
+    return table.npy_bytes(ids.astype(kind))  # the largest number where there is no sign
+
+
+def batch(*sequences):
+    return lambda: table.verl_pt(lambda root: root.update(routed_experts=Tensor(np.stack(sequences).astype(np.int16))))
+
+
+def every_record(change):
+    return lambda: table.sglang_records(lambda root: [change(record) for record in root["records"]], ranks=(0, 1))
+
+
+def passes_of_experts():
+    def counts(root):
+        for record in root["records"]:
+            del record["topk_ids_of_layer"]
+            record["global_physical_count"] = Tensor(np.array([[2, 2, 2, 2, 0, 0], [1, 1, 2, 2, 1, 1]]))
+        if root["records"][0]["rank"] == 1:
+            root["records"].pop()
+    table.sglang_records(counts, ranks=(0, 1))
+
+
+def logits_among(**others):
+    def edit():
+        logits = np.linspace(-2, 2, 24).reshape(2, 3, 4).astype(np.float32)
+        np.savez("l.npz", **{others.pop("name", "logits"): logits}, **others)
+        os.replace("l.npz", "logits.npy")
+    return edit
+
+
+def log(path, *rows):
+    return lambda: lines(path, *rows)
+
+
+def said(**members):
+    return dict(dict(dataset="d", problem_id=1, layer=0, token_idx=0, experts=[1, 2]), **members)
+
+
+def profiled(name):
+    return [route(req_id=name, token_idx=t, layer=0, topk_ids=[1, 2]) for t in range(40)] + \
+           [route(req_id=name, token_idx=99, layer=0, topk_ids=[1, 3])]
+
+
+def bare(**members):
+    return {k: v for k, v in route(**members).items() if k != "topk_weights"}
+
+
+FLAT = text64(IDS.astype("<i4").tobytes())
+VALUES += [
+    ("routed-json", "the same rows in two places", answer(meta_info=dict(routed_experts=FLAT), sgl_ext=dict(routed_experts=FLAT)),
+     ("answer 1: routed experts stand in it twice",), None, "--layers", "2", "--top-k", "2"),
+    ("routed-json", "no data in int8", lambda: choice(text64(masked(np.int8)))(), None, holds(calls__tokens=[2, 2])),
+    ("routed-json", "no id in uint16", lambda: choice(text64(masked(np.uint16)))(), ("answer 1: expert id 65535",), None),
+    ("routed-json", "bytes behind a .npy", lambda: choice(text64(table.npy_bytes(IDS) + b"x"))(), ("no whole integer array",), None),
+    ("routed-json", "a negative shape", choice(dict(data="AAAA", shape=[-1, 1, 1])), ("shape [-1, 1, 1] does not fit 3 bytes",), None),
+    ("routed-json", "a start behind the end", answer(meta_info=dict(routed_experts=IDS.tolist(), prompt_tokens=3, completion_tokens=1,
+                                                                    routed_experts_start_len=5)),
+     ("routed_experts_start_len 5, but there are 4 tokens",), None),
+    ("routed-json", "one expert and a dense layer of -1", choice([[[-1], [1]], [[-1], [0]]]), None, holds(pairs__expert=[1, 0])),
+    ("routed-json", "fillers alone", choice([[[-1]], [[-1]]]), ("answers.json: no token in it",), None, "--dense-layers", "none"),
+    ("routed-json", "a model's name that is no text", choice(IDS.tolist(), model="a\nb"), None, holds(model_of_name=b"unknown")),
+    ("slime-pt", "more rows than tokens", lambda: table.slime_pt(lambda r: r["samples"][1].update(tokens=[1, 2])),
+     ("samples[1]: 2 tokens and 3 rows",), None),
+    ("slime-pt", "a first sample of zeros", lambda: table.slime_pt(lambda r: r["samples"][0].update(rollout_routed_experts=Tensor(0 * IDS))),
+     None, holds(sequences__tokens=[3])),
+    ("verl-pt", "a first sequence of zeros", batch(0 * IDS, IDS), None, holds(sequences__tokens=[3])),
+    ("verl-pt", "a first sequence of padding", batch(0 * IDS, IDS), None, holds(sequences__tokens=[3]), "--padding", "left"),
+    ("verl-pt", "fillers alone", batch(IDS[:1]), ("batch.pt: no token in it",), None, "--filler-last", "yes"),
+    ("sglang-json", "a file of steps and one without", lambda: document("b.json", dict(logical_count=[[2, 2, 0], [1, 1, 2]])),
+     ("b.json: counts of a whole run, unlike",), None, "b.json"),
+    ("sglang-json", "layers that differ", whole("counts.json", put("logical_count", 1, 1, [4, 4, 4])), ("counts.json: step 1",), None),
+    ("sglang-json", "more experts per token than there are", lambda: None, ("counts.json: --top-k 5, but there are 3 experts",), None,
+     "--top-k", "5"),
+    ("sglang-records", "no bounds", every_record(lambda r: r.update(extend_seq_lens=None)), None, holds(sequences__tokens=None)),
+    ("sglang-records", "bounds of another kind", every_record(lambda r: r.update(extend_seq_lens=Tensor(np.array([2, 1])))),
+     ("forward pass 3, rank 0: extend_seq_lens is no list",), None),
+    ("sglang-records", "65 places", every_record(lambda r: r.update(topk_ids_of_layer=Tensor(np.zeros((2, 3, 65), np.int32)))),
+     ("65 places per token",), None),
+    ("sglang-records", "experts of a pass that a rank lacks", passes_of_experts, None,
+     holds(calls__step=[3, 3], counts=[[4, 4, 4, 4], [4, 8, 2, 2]]), "--top-k", "2", "--ranks-hold", "experts"),
+    ("trt-stat", "an iteration beyond 2^63", lambda: table.trt_stat(lambda a: a.update({"9" * 20 + "_3": a.pop("100_3")})),
+     ("is not {iteration}_{layer}",), None),
+    ("trt-stat", "a sign in a key", lambda: table.trt_stat(lambda a: a.update({"+100_3": a.pop("100_3")})),
+     ("the key +100_3 is not {iteration}_{layer}",), None),
+    ("trt-stat", "two tables of facts", lambda: document("m.json", dict(num_experts=9, num_experts_per_token=2)),
+     ("m.json: a second .json file",), None, "m.json"),
+    ("trt-stat", "a key twice", swap("rank0_raw.safetensors", '"101_3"', '"100_3"'), ("rank0_raw.safetensors", "duplicate"), None),
+    ("ultraep", "a record twice", lambda: table.ultraep_chunk(1, microbatches=np.array([0, 0, 1, 1])),
+     ("t.manifest.json: step 0, micro-batch 0, layer 3, rank 0: recorded twice",), None),
+    ("router-logits", "arrays of other types beside", logits_among(mask=np.ones(3, bool), names=np.array(["a"])), None,
+     holds(calls__tokens=[3, 3])),
+    ("router-logits", "a name of 150 bytes", logits_among(name="x" * 150), ("an array with a name of 150 bytes",), None),
+    ("smartmoe-npy", "a step beyond memory", header_alone("history.npy", "|u1", (1, 1 << 16, 1 << 20, 1, 1 << 16), bytes(64)),
+     ("history.npy", "truncated"), None),
+    ("smartmoe-npy", "zeros alone", array("history.npy", lambda a: 0 * a), ("history.npy: no token in it",), None),
+    ("smartmoe-log", "a count of 2^32", swap("table_iter1_rank1.log", "[1.0, 1.0", "[4294967296.0, 2.0"),
+     ("table_iter1_rank1.log: line 1", "from 0 to 2^32 - 1"), None),
+    ("speculative", "weights that come later", log("log.jsonl", said(), said(token_idx=1, gating_probs=[0.5, 0.5])),
+     ('line 2: "gating_probs", which the first row has not',), None),
+    ("vllm-logger", "weights that come later", log("log.jsonl", bare(token_idx=0, layer=0, topk_ids=[1, 2]),
+                                                   route(token_idx=1, layer=0, topk_ids=[1, 2])),
+     ('line 2: "topk_weights", which the first row has not',), None),
+    ("vllm-logger", "other experts than --experts", line("log.jsonl", 1, put("num_experts", 64)), ("64 experts in the file, but --experts 8",),
+     None),
+    ("vllm-logger", "a second meta line", log("log.jsonl", route(token_idx=0, layer=0, topk_ids=[1, 2]), dict(type="meta", top_k=4)),
+     ('line 2: "top_k" 4',), None),
+    ("vllm-logger", "a meta line alone", log("log.jsonl", dict(type="meta", top_k=2)), ("log.jsonl: no row in it",), None),
+    ("vllm-logger", "all rows skipped", lambda: None, ("no row but the 6 left out: pass a smaller --skip-rows",), None,
+     "--skip-rows", "9"),
+    ("vllm-logger", "two servers' profiling", both(log("log.jsonl", *profiled("a")), log("b.jsonl", *profiled("b"))), None,
+     holds(pairs__expert=[1, 3, 1, 3]), "b.jsonl"),
+    ("vllm-logger", "few equal rows are no profiling", log("log.jsonl", *profiled("a")[20:]), None, holds(calls__tokens=[21])),
 ]
 
 

@@ -218,13 +218,19 @@ mz_code mz_export_loads(mz_trace *trace, const mz_export_options *options, mz_st
     return mz_stream_open(trace, &shape, stream, err);
 }
 
-void mz_export_matrix(const mz_load *load, int64_t row_bytes, int64_t *bytes) {
+mz_code mz_export_matrix(const mz_load *load, int64_t row_bytes, int64_t *bytes, mz_err *err) {
     int32_t ranks = load->sources;
+    if (load->pairs > INT64_MAX / row_bytes)
+        return mz_fail(err, MZ_EINPUT,
+                       "%" PRId64 " pairs of %" PRId64
+                       " bytes are more than 64 bits count: check --hidden and --element-bytes",
+                       load->pairs, row_bytes);
     memset(bytes, 0, (size_t)ranks * (size_t)ranks * sizeof *bytes);
     for (int32_t s = 0; s < ranks; s++)
         for (int32_t e = 0; e < load->experts; e++)
             bytes[(int64_t)s * ranks + mz_static_rank(e, load->experts, ranks)] +=
                 load->count[(int64_t)s * load->experts + e] * row_bytes;
+    return MZ_OK;
 }
 
 /* ---- remarks --------------------------------------------------------------------------------- */

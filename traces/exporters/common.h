@@ -51,8 +51,8 @@ mz_code mz_export_loads(mz_trace *trace, const mz_export_options *options, mz_st
                         int64_t *row_bytes, mz_err *err);
 
 /* bytes[R * source + rank] of one dispatch: pairs of `load` to the experts of each rank times
- * row_bytes. */
-void mz_export_matrix(const mz_load *load, int64_t row_bytes, int64_t *bytes);
+ * row_bytes. MZ_EINPUT: their sum is beyond 64 bits. */
+mz_code mz_export_matrix(const mz_load *load, int64_t row_bytes, int64_t *bytes, mz_err *err);
 
 /* Adds "; text" to a list of remarks; what does not fit is left out. */
 void mz_remark(char *list, size_t size, const char *fmt, ...) MZ_PRINTF(3, 4);

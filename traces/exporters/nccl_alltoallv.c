@@ -12,9 +12,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Advances to the wanted micro-batch and layer of the stream's first step. */
+/* Advances to the wanted micro-batch and layer of the stream's first step; *tokens of that batch.
+ */
 static mz_code find_call(mz_load_source *loads, const mz_export_options *options,
-                         mz_layer_call *call, int64_t *step, mz_err *err) {
+                         mz_layer_call *call, int64_t *step, int64_t *tokens, mz_err *err) {
     mz_step_head head;
     bool end;
     mz_code code = loads->next_step(loads->self, &head, &end, err);
@@ -27,6 +28,9 @@ static mz_code find_call(mz_load_source *loads, const mz_export_options *options
                        options->layer, options->micro_batch, end ? 0 : head.layers,
                        end ? 0 : head.micro_batches);
     *step = head.step;
+    *tokens = 0;
+    for (int32_t r = 0; r < loads->ranks; r++)
+        *tokens += head.tokens[options->micro_batch * loads->ranks + r];
     do
         code = loads->next_call(loads->self, call, err);
     while (!code && (call->micro_batch != options->micro_batch || call->layer != options->layer));
@@ -71,20 +75,18 @@ static mz_code export(mz_app *app, mz_trace *trace, const mz_export_options *opt
     if (code)
         return code;
     mz_load_source loads = mz_stream_source(stream);
-    code = find_call(&loads, options, &call, &step, err);
+    code = find_call(&loads, options, &call, &step, &report->tokens, err);
     if (!code) {
         bytes = mz_calloc((size_t)loads.ranks, (size_t)loads.ranks * sizeof *bytes);
         code = bytes ? MZ_OK : mz_fail_nomem(err, "the matrix");
     }
-    if (!code) {
-        mz_export_matrix(call.load, row_bytes, bytes);
+    if (!code)
+        code = mz_export_matrix(call.load, row_bytes, bytes, err);
+    if (!code)
         code = mz_export_file(output, write_matrix, &(matrix){bytes, loads.ranks}, err);
-    }
     if (!code) {
-        const mz_trace_facts *facts = mz_trace_facts_of(trace);
         report->calls = loads.ranks;
         report->pairs = call.load->pairs;
-        report->tokens = facts->top_k ? call.load->pairs / facts->top_k : 0;
         mz_remark(report->note, sizeof report->note,
                   "step %" PRId64 ", micro-batch %d, layer %d on %d ranks%s, %" PRId64
                   " bytes a row; run NCCL_TESTS_ALLTOALLV_MATRIX_FILE=%s alltoallv_perf -b "

@@ -11,7 +11,9 @@
 #include "traces/stats_private.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 typedef struct counters {
     mz_app *app;
@@ -43,13 +45,18 @@ static const mz_trace_step *describe(const counters *x, int64_t step) {
     return low < x->described_count && x->described[low].step == step ? &x->described[low] : NULL;
 }
 
+/* Whether all wall times are known, and their sum in microseconds is a number. */
 static bool all_timed(const counters *x) {
+    double sum = 0;
     for (int64_t i = x->first; i < x->end; i++) {
+        if (i > x->first && x->call[i].step == x->call[i - 1].step)
+            continue;
         const mz_trace_step *s = describe(x, x->call[i].step);
-        if (!s || !(isfinite(s->wall_time) && s->wall_time >= 0))
+        if (!s || !(s->wall_time >= 0))
             return false;
+        sum += 1e6 * s->wall_time;
     }
-    return true;
+    return isfinite(sum);
 }
 
 static void put_name(FILE *out, int32_t process, const char *name, int32_t number) {
@@ -72,7 +79,8 @@ static void put(const counters *x, FILE *out, int32_t process, const char *name,
 static void put_layer(const counters *x, FILE *out, int32_t layer) {
     const int64_t *count = x->count + (int64_t)layer * x->facts->experts;
     double metric[MZ_STATS_METRICS];
-    int64_t pairs = 0, wanted = x->tokens[layer] * x->facts->top_k;
+    int64_t pairs = 0;
+    double wanted = (double)x->tokens[layer] * x->facts->top_k;
     for (int m = 0; m < MZ_STATS_METRICS; m++)
         metric[m] = NAN;
     for (int32_t e = 0; e < x->facts->experts; e++)
@@ -86,7 +94,7 @@ static void put_layer(const counters *x, FILE *out, int32_t layer) {
     if (x->ranks > 1)
         put(x, out, layer + 1, "ranks: max/mean", metric[MZ_SKEW_RANKS]);
     if (x->facts->kind == MZ_TRACE_COUNTS && wanted > 0)
-        put(x, out, layer + 1, "dropped pairs", (double)(wanted > pairs ? wanted - pairs : 0));
+        put(x, out, layer + 1, "dropped pairs", fmax(wanted - (double)pairs, 0));
 }
 
 static void put_step(counters *x, FILE *out, int64_t step) {

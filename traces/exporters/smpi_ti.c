@@ -71,8 +71,9 @@ static mz_code write_step(smpi_export *x, mz_load_source *loads, const mz_step_h
         mz_code code = loads->next_call(loads->self, &call, err);
         if (code)
             return code;
-        mz_export_matrix(call.load, row_bytes, x->bytes);
-        code = check_sizes(x, head, &call, err);
+        code = mz_export_matrix(call.load, row_bytes, x->bytes, err);
+        if (!code)
+            code = check_sizes(x, head, &call, err);
         if (code)
             return code;
         write_alltoallv(x, false);

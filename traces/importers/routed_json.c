@@ -123,19 +123,42 @@ static mz_code add_npy(routed_import *in, const unsigned char *data, size_t size
     mz_code code = mz_npy_parse(in->path, data, size, &shape, err);
     if (code)
         return mz_err_prefix(err, "answer %lld", (long long)in->answer);
-    if (shape.dims != 3 || shape.kind == 'f' || shape.elements < 0 ||
-        (size_t)shape.elements != (size - shape.header_bytes) / (size_t)shape.size)
+    if (shape.dims != 3 || shape.kind == 'f' ||
+        (size_t)shape.elements * (size_t)shape.size != size - shape.header_bytes)
         return fail(in, err, "the .npy in it is no whole integer array [rows, layers, top_k]");
     code = settle(in, shape.extent[1], shape.extent[2], err);
-    return code ? code
-                : add_integers(in, data + shape.header_bytes,
-                               (size_t)shape.elements * (size_t)shape.size, shape.size, err);
+    for (size_t i = shape.header_bytes; i < size && !code; i += (size_t)shape.size) {
+        int64_t id;
+        code = add_id(in, mz_npy_to_int(&shape, data + i, &id) ? id : INT64_MAX, err);
+    }
+    return code;
+}
+
+/* Integers whose number of bytes follows from their `shape`. */
+static mz_code add_shaped(routed_import *in, const unsigned char *data, size_t size,
+                          const json_t *shape, mz_err *err) {
+    int64_t rows = json_integer_value(json_array_get(shape, 0));
+    int64_t layers = json_integer_value(json_array_get(shape, 1));
+    int64_t top_k = json_integer_value(json_array_get(shape, 2));
+    mz_code code = settle(in, layers, top_k, err);
+    if (code)
+        return code;
+    size_t row = rows > 0 ? size / (size_t)rows : 0, ids = (size_t)(layers * top_k);
+    if (json_array_size(shape) != 3 || rows < 0 || row * (size_t)rows != size || row % ids)
+        return fail(in, err, "shape [%lld, %lld, %lld] does not fit %zu bytes", (long long)rows,
+                    (long long)layers, (long long)top_k, size);
+    size_t width = row / ids;
+    if (rows == 0)
+        return MZ_OK;
+    if (width != 1 && width != 2 && width != 4 && width != 8)
+        return fail(in, err, "ids of %zu bytes", width);
+    return add_integers(in, data, size, (int)width, err);
 }
 
 /* `shape` NULL: flat, told by the options. `width`: bytes of an id where nothing else tells. */
 static mz_code add_base64(routed_import *in, const json_t *text, const json_t *shape, int width,
                           mz_err *err) {
-    size_t length = json_string_length(text), size, rows;
+    size_t length = json_string_length(text), size;
     unsigned char *data = malloc(length / 4 * 3 + 3);
     mz_code code = MZ_OK;
     if (!data)
@@ -145,19 +168,7 @@ static mz_code add_base64(routed_import *in, const json_t *text, const json_t *s
     } else if (!shape && size >= 6 && memcmp(data, "\x93NUMPY", 6) == 0) {
         code = add_npy(in, data, size, err);
     } else if (shape) {
-        int64_t layers = json_integer_value(json_array_get(shape, 1));
-        int64_t top_k = json_integer_value(json_array_get(shape, 2));
-        code = settle(in, layers, top_k, err);
-        rows = (size_t)json_integer_value(json_array_get(shape, 0));
-        if (!code && (json_array_size(shape) != 3 || rows == 0 ||
-                      size / rows % (size_t)(layers * top_k) || size % rows))
-            code = fail(in, err, "shape [%zu, %lld, %lld] does not fit %zu bytes", rows,
-                        (long long)layers, (long long)top_k, size);
-        width = code ? width : (int)(size / rows / (size_t)(layers * top_k));
-        if (!code && width != 1 && width != 2 && width != 4 && width != 8)
-            code = fail(in, err, "ids of %d bytes", width);
-        if (!code)
-            code = add_integers(in, data, size, width, err);
+        code = add_shaped(in, data, size, shape, err);
     } else if (in->options->layers <= 0 || in->options->top_k <= 0) {
         code = fail(in, err,
                     "%zu bytes of routed experts without a shape: pass --layers L (rows per token, "
@@ -238,10 +249,14 @@ static mz_code find_dense(routed_import *in, int64_t rows, mz_err *err) {
     if (!in->dense)
         return mz_fail_nomem(err, "layers");
     for (int64_t l = 0; l < in->layers; l++) {
+        bool sure = true; /* that what holds no data holds no choice */
         in->dense[l] = true;
-        for (int64_t t = 0; t < rows && in->dense[l]; t++)
-            in->dense[l] = no_data(in->id + (t * in->layers + l) * in->top_k, in->top_k);
-        if (in->dense[l] && in->top_k == 1)
+        for (int64_t t = 0; t < rows && in->dense[l]; t++) {
+            const int32_t *id = in->id + (t * in->layers + l) * in->top_k;
+            in->dense[l] = no_data(id, in->top_k);
+            sure = sure && no_choice(id, in->top_k);
+        }
+        if (in->dense[l] && !sure)
             return fail(in, err,
                         "layer %lld: with one expert per token zeros may be expert 0 or a dense "
                         "layer: pass --dense-layers none or L,L,...",
@@ -387,6 +402,9 @@ static mz_code tokens_of(const routed_import *in, const json_t *counter, int64_t
     bool both = json_is_integer(json_object_get(counter, "prompt_tokens")) &&
                 json_is_integer(json_object_get(counter, "completion_tokens"));
     *tokens = both ? prompt + completion - start : 0;
+    if (*tokens < 0)
+        return fail(in, err, "routed_experts_start_len %lld, but there are %lld tokens",
+                    (long long)start, (long long)(prompt + completion));
     return MZ_OK;
 }
 
@@ -413,6 +431,24 @@ static mz_code take_choices(routed_import *in, const json_t *answer, bool *any, 
     return code;
 }
 
+static bool has_routed(const json_t *holder) {
+    const json_t *routed = json_object_get(holder, "routed_experts");
+    return routed && !json_is_null(routed);
+}
+
+/* Places of an answer that hold its routed experts. */
+static int places_of(const json_t *answer) {
+    const json_t *choices = json_object_get(answer, "choices"), *choice;
+    int most = 0;
+    size_t i;
+    json_array_foreach(choices, i, choice) {
+        int here = has_routed(choice) + has_routed(json_object_get(choice, "sgl_ext"));
+        most = here > most ? here : most;
+    }
+    return most + has_routed(answer) + has_routed(json_object_get(answer, "meta_info")) +
+           has_routed(json_object_get(answer, "sgl_ext"));
+}
+
 static mz_code take_answer(routed_import *in, const json_t *answer, mz_err *err) {
     const json_t *info = json_object_get(answer, "meta_info");
     const json_t *extension = json_object_get(answer, "sgl_ext");
@@ -420,7 +456,12 @@ static mz_code take_answer(routed_import *in, const json_t *answer, mz_err *err)
     bool any = false;
     in->answer++;
     in->ids = 0;
-    if (model && !in->writer && !in->options->name && strlen(model) < sizeof in->facts.name)
+    if (places_of(answer) > 1)
+        return fail(in, err,
+                    "routed experts stand in it twice (meta_info, sgl_ext, choices, or by "
+                    "themselves): leave one");
+    if (model && !in->writer && !in->options->name && strlen(model) < sizeof in->facts.name &&
+        mz_text_is_clean(model))
         strcpy(in->facts.name, model);
     mz_code code = add_routed(in, json_object_get(info, "routed_experts"), 4, err);
     if (!code)
@@ -527,7 +568,7 @@ static mz_code import_files(mz_app *app, char **files, int count, const mz_impor
     if (!code)
         code = mz_block_write(&in->block, in->writer, report, err);
     if (!code)
-        code = mz_trace_writer_close(&in->writer, err);
+        code = mz_import_close(files[0], report, &in->writer, err);
     if (in->writer)
         mz_trace_writer_abandon(&in->writer);
     put_note(in, report);
@@ -542,6 +583,7 @@ static mz_code import_files(mz_app *app, char **files, int count, const mz_impor
 const mz_importer mz_import_routed_json = {
     .name = "routed-json",
     .summary = "routed experts in answers of SGLang and vLLM (.json, .jsonl)",
+    .answers = "experts top-k layers id-bytes filler-last dense-layers",
     .recognise = recognise,
     .import = import_files,
 };

@@ -68,7 +68,45 @@ static int recognise(const char *path, const unsigned char *head, size_t size) {
     return looks_like_counts(&shape, head, size) ? 20 : 60;
 }
 
-/* The array of the file: all of a .npy; of a .npz the only one of floats with 3 or 4 axes. */
+/* The only array of floats with 3 or 4 axes. Others may be of any type; why they cannot be read is
+ * told if there is none. */
+static mz_code open_npz(logits_import *in, mz_err *err) {
+    mz_err why = {.code = MZ_OK};
+    int found = 0;
+    mz_code code = mz_zip_open(in->file, &in->zip, err);
+    for (int64_t i = 0; i < in->zip.count && !code; i++) {
+        char name[120];
+        mz_tensor tensor;
+        const char *key = in->zip.member[i].key;
+        size_t length = strlen(key);
+        if (length < 5 || strcmp(key + length - 4, ".npy") != 0)
+            continue;
+        if (length - 4 >= sizeof name)
+            return mz_fail(err, MZ_EINPUT, "%s: an array with a name of %zu bytes", in->path,
+                           length - 4);
+        snprintf(name, sizeof name, "%.*s", (int)(length - 4), key);
+        code = mz_zip_npy(&in->zip, name, &tensor, err);
+        if (code == MZ_EINPUT) {
+            why = *err;
+            code = MZ_OK;
+        } else if (!code && tensor.shape.kind == 'f' &&
+                   (tensor.shape.dims == 3 || tensor.shape.dims == 4)) {
+            in->logits = tensor;
+            found++;
+        }
+    }
+    if (!code && found == 0 && why.code) {
+        *err = why;
+        return why.code;
+    }
+    if (!code && found != 1)
+        return mz_fail(err, MZ_EINPUT,
+                       "%s: %d float arrays of 3 or 4 axes in the .npz; there must be one",
+                       in->path, found);
+    return code;
+}
+
+/* The array of the file: all of a .npy, or one of a .npz. */
 static mz_code open_array(logits_import *in, mz_err *err) {
     unsigned char head[4096];
     int64_t size = mz_datafile_size(in->file);
@@ -83,27 +121,7 @@ static mz_code open_array(logits_import *in, mz_err *err) {
             code = mz_fail(err, MZ_EINPUT, "%s: the array is too large", in->path);
         return code ? code : mz_tensor_check(in->file, &in->logits, "logits", err);
     }
-    int found = 0;
-    code = mz_zip_open(in->file, &in->zip, err);
-    for (int64_t i = 0; i < in->zip.count && !code; i++) {
-        char name[120];
-        mz_tensor tensor;
-        snprintf(name, sizeof name, "%s", in->zip.member[i].key);
-        size_t length = strlen(name);
-        if (length < 5 || strcmp(name + length - 4, ".npy") != 0)
-            continue;
-        name[length - 4] = '\0';
-        code = mz_zip_npy(&in->zip, name, &tensor, err);
-        if (code || tensor.shape.kind != 'f' || (tensor.shape.dims != 3 && tensor.shape.dims != 4))
-            continue;
-        in->logits = tensor;
-        found++;
-    }
-    if (!code && found != 1)
-        return mz_fail(err, MZ_EINPUT,
-                       "%s: %d float arrays of 3 or 4 axes in the .npz; there must be one",
-                       in->path, found);
-    return code;
+    return open_npz(in, err);
 }
 
 static mz_code take_shape(logits_import *in, mz_err *err) {
@@ -127,17 +145,14 @@ static mz_code take_shape(logits_import *in, mz_err *err) {
     if (o->experts > 0 && o->experts != in->experts)
         return mz_fail(err, MZ_EINPUT, "%s: %lld experts in the file, but --experts %lld", in->path,
                        (long long)in->experts, (long long)o->experts);
-    if (o->top_k <= 0)
-        return mz_import_ask(err, in->path, "the number of experts per token is", "top-k");
-    if (o->top_k > in->experts)
-        return mz_fail(err, MZ_EINPUT, "%s: --top-k %lld, but there are %lld experts", in->path,
-                       (long long)o->top_k, (long long)in->experts);
-    mz_code code = mz_scores_parse(in->path, o->scores, &in->scores, err);
+    mz_code code = mz_import_top_k(in->path, o, in->experts, &in->facts.top_k, err);
+    if (!code)
+        code = mz_scores_parse(in->path, o->scores, &in->scores, err);
     if (code)
         return code;
     in->facts.layers = in->block.layers = (int32_t)in->layers;
     in->facts.experts = (int32_t)in->experts;
-    in->facts.top_k = in->block.top_k = (int32_t)o->top_k;
+    in->block.top_k = in->facts.top_k;
     in->facts.ranks = 1;
     in->facts.has_sequences = first == 1;
     in->facts.has_weight = in->block.weights = in->scores != MZ_SCORES_NONE;
@@ -245,7 +260,7 @@ static mz_code import_files(mz_app *app, char **files, int count, const mz_impor
     if (!code)
         code = take_all(&in, err);
     if (!code)
-        code = mz_trace_writer_close(&in.writer, err);
+        code = mz_import_close(files[0], report, &in.writer, err);
     if (in.writer)
         mz_trace_writer_abandon(&in.writer);
     mz_zip_close(&in.zip);
@@ -258,6 +273,7 @@ static mz_code import_files(mz_app *app, char **files, int count, const mz_impor
 const mz_importer mz_import_router_logits = {
     .name = "router-logits",
     .summary = "router logits [(samples,) layers, tokens, experts] (.npy, .npz)",
+    .answers = "experts top-k scores",
     .recognise = recognise,
     .import = import_files,
 };

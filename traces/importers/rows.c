@@ -107,15 +107,22 @@ int64_t mz_rows_rank_of(const char *path, const char *prefix, const char *suffix
 
 /* ---- rows of ids in all layers --------------------------------------------------------------- */
 
-static bool zero_row(const int64_t *row, int32_t top_k) {
-    for (int32_t j = 0; j < top_k; j++)
+static bool zero_row(const int64_t *row, int64_t ids) {
+    for (int64_t j = 0; j < ids; j++)
         if (row[j] != 0)
             return false;
     return true;
 }
 
 bool mz_rows_zero(const mz_id_rows *rows, const int64_t *token) {
-    return zero_row(token, (int32_t)(rows->layers * rows->top_k));
+    return zero_row(token, rows->layers * rows->top_k);
+}
+
+int64_t mz_rows_first(const int64_t *tokens, int64_t count, int64_t row) {
+    int64_t first = 0;
+    while (first < count && zero_row(tokens + first * row, row))
+        first++;
+    return first;
 }
 
 /* Layers named by the user: "none" or "0,1,2". */
@@ -144,9 +151,7 @@ mz_code mz_id_rows_make(const char *path, const int64_t *tokens, int64_t count, 
     if (!rows->dense)
         return mz_fail_nomem(err, "layers");
     /* Two experts of a token are never both 0, so that one token tells; one expert may be. */
-    int64_t first = 0, row = layers * top_k;
-    while (top_k > 1 && first < count && mz_rows_zero(rows, tokens + first * row))
-        first++;
+    int64_t row = layers * top_k, first = top_k > 1 ? mz_rows_first(tokens, count, row) : 0;
     int64_t end = top_k > 1 && first < count ? first + 1 : count;
     bool asked = false;
     for (int64_t l = 0; l < layers && !options->dense_layers; l++) {

@@ -48,6 +48,9 @@ mz_code mz_id_rows_make(const char *path, const int64_t *tokens, int64_t count, 
 void mz_id_rows_free(mz_id_rows *rows);
 /* Whether a token [layers][top_k] is zero in every layer. */
 bool mz_rows_zero(const mz_id_rows *rows, const int64_t *token);
+/* The first of `count` tokens that is not zero in every layer, `row` = layers x top_k; `count`:
+ * there is none. */
+int64_t mz_rows_first(const int64_t *tokens, int64_t count, int64_t row);
 /* One token to expert[kept * top_k]; NULL, or what is wrong with the id at token[*at]. */
 const char *mz_rows_take(const mz_id_rows *rows, const int64_t *token, uint16_t *expert,
                          int64_t *at);

@@ -21,6 +21,7 @@ typedef struct sglang_import {
     const char *path;     /* of the current file */
     bool known;           /* layers and experts are settled */
     bool steps;           /* the file has a first axis of steps */
+    bool first_steps;     /* so has the first file */
     int64_t layers, step; /* layers of the file, dense ones included; next step */
     int64_t rows;         /* of a file without steps, so far */
     bool *dense;          /* layers that count nothing in any step of this file */
@@ -111,9 +112,16 @@ static mz_code take_shape(sglang_import *in, const json_t *element, mz_err *err)
         ((in->steps && in->layers != (int64_t)layers) || in->facts.experts != (int32_t)experts))
         return mz_fail(err, MZ_EINPUT, "%s: %zu layers and %zu experts, unlike the files before",
                        in->path, layers, experts);
+    if (in->known && in->steps != in->first_steps)
+        return mz_fail(err, MZ_EINPUT,
+                       "%s: counts of %s, unlike those of the files before: import them apart",
+                       in->path, in->steps ? "steps" : "a whole run");
     if (in->options->experts > 0 && in->options->experts != (int64_t)experts)
         return mz_fail(err, MZ_EINPUT, "%s: %zu experts in the file, but --experts %lld", in->path,
                        experts, (long long)in->options->experts);
+    mz_code code = mz_import_top_k(in->path, in->options, (int64_t)experts, &in->facts.top_k, err);
+    if (code)
+        return code;
     in->facts.experts = (int32_t)experts;
     if (in->steps)
         in->layers = (int64_t)layers;
@@ -192,7 +200,7 @@ static void settle(sglang_import *in) {
     if (in->known)
         return;
     in->known = true;
-    in->facts.top_k = (int32_t)in->options->top_k;
+    in->first_steps = in->steps;
     in->facts.model_layers = (int32_t)(in->steps ? in->layers : in->rows);
     in->facts.ranks = 1;
     if (!in->options->step_meaning)
@@ -249,6 +257,7 @@ static mz_code import_files(mz_app *app, char **files, int count, const mz_impor
     *in = (sglang_import){
         .app = app, .options = options, .output = output, .write = write, .report = report};
     in->gather.facts = &in->facts;
+    in->gather.path = &in->path;
     mz_code code = mz_import_facts(app, options, &defaults, &in->facts, err);
     mz_progress progress = mz_progress_start(&app->log, "importing", "files", count);
     for (int i = 0; i < count && !code; i++) {
@@ -260,7 +269,7 @@ static mz_code import_files(mz_app *app, char **files, int count, const mz_impor
     }
     mz_progress_end(&progress);
     if (!code)
-        code = mz_trace_writer_close(&in->writer, err);
+        code = mz_import_close(files[0], report, &in->writer, err);
     if (in->writer)
         mz_trace_writer_abandon(&in->writer);
     if (report->skipped)
@@ -276,6 +285,7 @@ static mz_code import_files(mz_app *app, char **files, int count, const mz_impor
 const mz_importer mz_import_sglang_json = {
     .name = "sglang-json",
     .summary = "SGLang counts per layer and logical expert (logical_count, .json)",
+    .answers = "experts top-k tokens dropped",
     .recognise = recognise,
     .import = import_files,
 };

@@ -54,7 +54,7 @@ static int recognise(const char *path, const unsigned char *head, size_t size) {
         return 0;
     if (mz_head_has(head, size, "forward_pass_id"))
         return 90;
-    return mz_head_has(head, size, "records") ? 80 : 9;
+    return mz_head_has(head, size, "records") ? 80 : 7;
 }
 
 static const char *path_of(const records_import *in, int file) {
@@ -322,8 +322,10 @@ static mz_code cut_sequences(records_import *in, const record *r, int64_t tokens
                              mz_err *err) {
     const mz_value *lens = mz_value_get(r->value, "extend_seq_lens");
     int64_t sum = 0, length, at = 0, taken = base;
-    if (!lens || lens->type != MZ_VALUE_LIST)
+    if (!lens || lens->type == MZ_VALUE_NONE)
         return MZ_OK;
+    if (lens->type != MZ_VALUE_LIST)
+        return mz_fail(err, MZ_EINPUT, "extend_seq_lens is no list");
     for (uint32_t i = 0; i < lens->count; i++) {
         if (!mz_value_int(lens->item[i], &length) || length < 0 || length > tokens - sum)
             return mz_fail(err, MZ_EINPUT, "extend_seq_lens do not add up to the %lld tokens",
@@ -387,7 +389,10 @@ static mz_code look_places(records_import *in, const record *r, int *places, mz_
     static const char name[] = "topk_ids_of_layer";
     const mz_tensor *tensor = tensor_of(r->value, name, 3);
     int64_t row[MAX_PLACES], k = tensor ? tensor->shape.extent[2] : 0;
-    if (k < 1 || k > MAX_PLACES)
+    if (k > MAX_PLACES)
+        return mz_fail(err, MZ_EINPUT, "%s: %s: %lld places per token are not plausible",
+                       path_of(in, r->file), name, (long long)k);
+    if (k < 1)
         return MZ_OK;
     int used = 0;
     for (int64_t t = 0; t < tensor->shape.elements / k && used == 0; t++) {
@@ -408,11 +413,11 @@ static mz_code look_places(records_import *in, const record *r, int *places, mz_
 static mz_code take_top_k(records_import *in, mz_err *err) {
     const char *path = path_of(in, 0);
     int64_t asked = in->options->top_k;
-    if (in->facts.kind == MZ_TRACE_COUNTS && asked <= 0)
-        return mz_import_ask(err, path, "the number of experts per token is", "top-k");
-    in->facts.top_k = asked > 0 ? (int32_t)asked : 0;
-    if (in->facts.kind == MZ_TRACE_COUNTS)
-        return MZ_OK;
+    if (in->facts.kind == MZ_TRACE_COUNTS || asked > 0) {
+        mz_code code = mz_import_top_k(path, in->options, in->facts.experts, &in->facts.top_k, err);
+        if (code || in->facts.kind == MZ_TRACE_COUNTS)
+            return code;
+    }
     int places = 0;
     for (size_t i = 0; i < in->count && places == 0; i++) {
         mz_code code = look_places(in, &in->list[i], &places, err);
@@ -447,8 +452,10 @@ static mz_code take_shape(records_import *in, mz_err *err) {
         return mz_fail(err, MZ_EINPUT,
                        "%s: ids of tokens cannot be added up: pass --ranks-hold same or tokens",
                        path_of(in, 0));
-    for (size_t i = 0; i < in->count && in->facts.kind == MZ_TRACE_PAIRS; i++)
-        in->facts.has_sequences |= mz_value_get(in->list[i].value, "extend_seq_lens") != NULL;
+    for (size_t i = 0; i < in->count && in->facts.kind == MZ_TRACE_PAIRS; i++) {
+        const mz_value *lens = mz_value_get(in->list[i].value, "extend_seq_lens");
+        in->facts.has_sequences |= lens && lens->type != MZ_VALUE_NONE;
+    }
     mz_code code = take_top_k(in, err);
     if (code)
         return code;
@@ -468,6 +475,10 @@ static mz_code gather_batch(records_import *in, const record *r, size_t count, m
     int64_t base = 0;
     mz_code code = MZ_OK;
     in->sequences = 0;
+    if (in->options->ranks_hold == HOLD_EXPERTS && count < in->ranks) {
+        mz_rows_skip(in->report, (int64_t)count, "records of passes that some ranks lack");
+        return MZ_OK;
+    }
     for (size_t i = 0; i < count && !code; i++) {
         if (i > 0 && r[i].rank == r[i - 1].rank)
             code = mz_fail(err, MZ_EINPUT, "recorded twice, in %s as well: give each rank once",
@@ -530,7 +541,7 @@ static mz_code write_passes(records_import *in, const char *output,
     mz_progress_end(&progress);
     if (!code && !in->writer)
         return mz_fail(err, MZ_EINPUT, "%s: no record has a token", path_of(in, 0));
-    return code ? code : mz_trace_writer_close(&in->writer, err);
+    return code ? code : mz_import_close(path_of(in, 0), in->report, &in->writer, err);
 }
 
 static void clean_up(records_import *in, int count) {
@@ -585,6 +596,7 @@ static mz_code import_files(mz_app *app, char **files, int count, const mz_impor
 const mz_importer mz_import_sglang_records = {
     .name = "sglang-records",
     .summary = "SGLang recorder, modes per_pass and per_token (.pt, all ranks at once)",
+    .answers = "experts top-k ranks-hold tokens dropped",
     .recognise = recognise,
     .import = import_files,
 };

@@ -27,7 +27,7 @@ static int recognise(const char *path, const unsigned char *head, size_t size) {
     (void)path;
     if (!mz_torch_head(head, size))
         return 0;
-    return mz_head_has(head, size, "logical_count") ? 90 : 10;
+    return mz_head_has(head, size, "logical_count") ? 90 : 7;
 }
 
 /* The array of one file; experts and layers of the trace from the first. */
@@ -52,12 +52,12 @@ static mz_code take_shape(stat_import *in, const char *path, const mz_value *roo
     if (in->options->experts > 0 && in->options->experts != shape->extent[2])
         return mz_fail(err, MZ_EINPUT, "%s: %lld experts in the file, but --experts %lld", path,
                        (long long)shape->extent[2], (long long)in->options->experts);
-    if (in->options->top_k <= 0)
-        return mz_import_ask(err, path, "the number of experts per token is", "top-k");
+    mz_code code = mz_import_top_k(path, in->options, shape->extent[2], &in->facts.top_k, err);
+    if (code)
+        return code;
     in->layers = shape->extent[1];
     in->facts.model_layers = (int32_t)in->layers;
     in->facts.experts = (int32_t)shape->extent[2];
-    in->facts.top_k = (int32_t)in->options->top_k;
     in->facts.ranks = 1;
     in->row = mz_calloc((size_t)in->facts.experts, sizeof *in->row);
     return in->row ? MZ_OK : mz_fail_nomem(err, "a row of counts");
@@ -130,7 +130,7 @@ static mz_code import_files(mz_app *app, char **files, int count, const mz_impor
     if (!code && !in.writer)
         code = mz_fail(err, MZ_EINPUT, "%s: all counts are 0", files[0]);
     if (!code)
-        code = mz_trace_writer_close(&in.writer, err);
+        code = mz_import_close(files[0], report, &in.writer, err);
     if (in.writer)
         mz_trace_writer_abandon(&in.writer);
     mz_gather_free(&in.gather);
@@ -141,6 +141,7 @@ static mz_code import_files(mz_app *app, char **files, int count, const mz_impor
 const mz_importer mz_import_sglang_stat = {
     .name = "sglang-stat",
     .summary = "SGLang recorder, modes stat and stat_approx (.pt); needs --top-k",
+    .answers = "experts top-k tokens dropped",
     .recognise = recognise,
     .import = import_files,
 };

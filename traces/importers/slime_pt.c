@@ -29,7 +29,7 @@ static int recognise(const char *path, const unsigned char *head, size_t size) {
         return 0;
     if (mz_head_has(head, size, "rollout_routed_experts"))
         return 90;
-    return mz_head_has(head, size, "rollout_id") && mz_head_has(head, size, "samples") ? 85 : 8;
+    return mz_head_has(head, size, "rollout_id") && mz_head_has(head, size, "samples") ? 85 : 7;
 }
 
 /* The ids of one sample into in->ids; *tokens rows. NULL shape: it has none. */
@@ -50,11 +50,11 @@ static mz_code read_ids(slime_import *in, mz_datafile *file, const mz_value *sam
         (*shape)->extent[2] > MZ_MAX_TOP_K)
         return mz_fail(err, MZ_EINPUT, "%s: %lld layers and top-%lld are not plausible", name,
                        (long long)(*shape)->extent[1], (long long)(*shape)->extent[2]);
-    if (text && text->type == MZ_VALUE_LIST && text->count == *tokens)
+    if (text && text->type == MZ_VALUE_LIST && *tokens > 0 && *tokens >= text->count)
         return mz_fail(err, MZ_EINPUT,
-                       "%lld tokens and as many rows of %s: the last token was never routed and "
-                       "must have none",
-                       (long long)*tokens, name);
+                       "%u tokens and %lld rows of %s: the last token was never routed and must "
+                       "have none",
+                       text->count, (long long)*tokens, name);
     if (!mz_grow((void **)&in->ids, &in->room, (size_t)(*shape)->elements + 1, sizeof *in->ids))
         return mz_fail_nomem(err, "a sample");
     return mz_tensor_read_int(file, value->tensor, name, 0, (*shape)->elements, in->ids, err);
@@ -64,8 +64,6 @@ static mz_code read_ids(slime_import *in, mz_datafile *file, const mz_value *sam
 static mz_code start(slime_import *in, const char *path, const mz_npy_shape *shape, int64_t tokens,
                      const char *output, const mz_trace_write_options *write, mz_err *err) {
     const mz_import_options *o = in->options;
-    if (o->experts <= 0)
-        return mz_import_ask(err, path, "the number of experts is", "experts");
     if (o->top_k > 0 && o->top_k != shape->extent[2])
         return mz_fail(err, MZ_EINPUT, "top-%lld in the file, but --top-k %lld",
                        (long long)shape->extent[2], (long long)o->top_k);
@@ -93,6 +91,11 @@ static mz_code read_sample(slime_import *in, const char *path, mz_datafile *file
         return code;
     if (!shape || tokens == 0) {
         mz_rows_skip(in->report, 1, "samples without routed experts");
+        return MZ_OK;
+    }
+    if (!in->writer && shape->extent[2] > 1 &&
+        mz_rows_first(in->ids, tokens, shape->extent[1] * shape->extent[2]) == tokens) {
+        mz_rows_skip(in->report, tokens, "tokens without any expert (fillers)");
         return MZ_OK;
     }
     if (!in->writer)
@@ -134,6 +137,8 @@ static mz_code import_files(mz_app *app, char **files, int count, const mz_impor
                                                 .phase = MZ_PHASE_DECODE,
                                                 .meaning = MZ_STEP_NONE};
     slime_import in = {.app = app, .options = options, .report = report};
+    if (options->experts <= 0)
+        return mz_import_ask(err, files[0], "the number of experts is", "experts");
     mz_code code = mz_import_facts(app, options, &defaults, &in.facts, err);
     mz_progress progress = mz_progress_start(&app->log, "importing", "files", count);
     for (int i = 0; i < count && !code; i++) {
@@ -142,11 +147,12 @@ static mz_code import_files(mz_app *app, char **files, int count, const mz_impor
     }
     mz_progress_end(&progress);
     if (!code && !in.writer)
-        code = mz_fail(err, MZ_EINPUT, "%s: no sample has rollout_routed_experts", files[0]);
+        code = mz_fail(err, MZ_EINPUT, "%s: no sample has rollout_routed_experts that are not 0",
+                       files[0]);
     if (!code)
         code = mz_block_write(&in.block, in.writer, report, err);
     if (!code)
-        code = mz_trace_writer_close(&in.writer, err);
+        code = mz_import_close(files[0], report, &in.writer, err);
     if (in.writer)
         mz_trace_writer_abandon(&in.writer);
     mz_block_free(&in.block);
@@ -158,6 +164,7 @@ static mz_code import_files(mz_app *app, char **files, int count, const mz_impor
 const mz_importer mz_import_slime_pt = {
     .name = "slime-pt",
     .summary = "slime's debug rollout data (.pt, one or more files); needs --experts",
+    .answers = "experts top-k dense-layers",
     .recognise = recognise,
     .import = import_files,
 };

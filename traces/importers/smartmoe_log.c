@@ -103,7 +103,7 @@ static const char *parse_row(const char *p, log_table *table, int64_t *count, mz
     while (p) {
         char *end;
         double value = strtod(p, &end);
-        if (end == p || !(value >= 0 && value < 0x1p53) || value != (double)(int64_t)value)
+        if (end == p || !(value >= 0 && value <= UINT32_MAX) || value != (double)(int64_t)value)
             return NULL;
         if (!mz_grow((void **)&table->count, &table->room, table->used + 1, sizeof *table->count)) {
             mz_fail_nomem(err, "a table of counts");
@@ -150,7 +150,8 @@ static mz_code parse_line(const char *line, log_table *table, mz_err *err) {
     }
     if (!p || *p != '\0')
         return mz_fail(err, MZ_EINPUT,
-                       "layer %lld: not a list of lists of whole numbers (is the line truncated?)",
+                       "layer %lld: not a list of lists of whole numbers from 0 to 2^32 - 1 (is "
+                       "the line truncated?)",
                        layer);
     if (table->batches == 0)
         table->batches = batches;
@@ -208,13 +209,14 @@ static mz_code take_shape(const log_file *list, int count, int64_t ranks, const 
         return mz_fail(err, MZ_EINPUT, "%s: %lld experts in the file, but --experts %lld",
                        list[0].path, (long long)table->experts, (long long)options->experts);
     if (table->experts > MZ_EXPERTS_MAX || table->batches > MZ_RANKS_MAX)
-        return mz_fail(err, MZ_EINPUT, "%s: more than %d experts", list[0].path, MZ_EXPERTS_MAX);
-    if (options->top_k <= 0)
-        return mz_import_ask(err, list[0].path, "the number of experts per token is", "top-k");
+        return mz_fail(err, MZ_EINPUT, "%s: %lld experts or %lld micro-batches are not plausible",
+                       list[0].path, (long long)table->experts, (long long)table->batches);
+    mz_code code = mz_import_top_k(list[0].path, options, table->experts, &facts->top_k, err);
+    if (code)
+        return code;
     facts->layers = (int32_t)table->layers;
     facts->experts = (int32_t)table->experts;
     facts->ranks = (int32_t)ranks;
-    facts->top_k = (int32_t)options->top_k;
     if (options->step_stride > 0)
         return MZ_OK;
     /* The stride between recorded iterations: what divides every gap. */
@@ -316,7 +318,7 @@ static mz_code import_files(mz_app *app, char **files, int count, const mz_impor
     if (!code)
         code = import_steps(app, list, count, &table, &facts, writer, report, err);
     if (!code)
-        code = mz_trace_writer_close(&writer, err);
+        code = mz_import_close(list[0].path, report, &writer, err);
     if (writer)
         mz_trace_writer_abandon(&writer);
     free(table.count);
@@ -327,6 +329,7 @@ static mz_code import_files(mz_app *app, char **files, int count, const mz_impor
 const mz_importer mz_import_smartmoe_log = {
     .name = "smartmoe-log",
     .summary = "SmartMoE tables table_iter{I}_rank{R}.log, all files at once; needs --top-k",
+    .answers = "experts top-k",
     .recognise = recognise,
     .import = import_files,
 };

@@ -4,12 +4,13 @@
 #include "traces/importers/common.h"
 #include "traces/importers/table.h"
 
+#include "common/base/arena.h"
 #include "traces/npy.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-enum { RECORDED_STRIDE = 10 };
+enum { RECORDED_STRIDE = 10, CHUNK_COUNTS = 1 << 20 };
 
 static int recognise(const char *path, const unsigned char *head, size_t size) {
     mz_npy_shape shape;
@@ -37,24 +38,35 @@ static mz_code take_shape(const char *path, const mz_npy_shape *shape,
     if (options->experts > 0 && options->experts != extent[4])
         return mz_fail(err, MZ_EINPUT, "%s: %lld experts in the file, but --experts %lld", path,
                        (long long)extent[4], (long long)options->experts);
-    if (options->top_k <= 0)
-        return mz_import_ask(err, path, "the number of experts per token is", "top-k");
     facts->layers = (int32_t)extent[1];
     facts->ranks = (int32_t)extent[2];
     facts->experts = (int32_t)extent[4];
-    facts->top_k = (int32_t)options->top_k;
     facts->step_stride = options->step_stride > 0 ? options->step_stride : RECORDED_STRIDE;
-    return MZ_OK;
+    return mz_import_top_k(path, options, extent[4], &facts->top_k, err);
 }
 
-static mz_code read_steps(mz_app *app, mz_npy *npy, const mz_trace_facts *facts, int64_t *count,
+/* The next `each` counts into *count, which grows with what the file really holds. */
+static mz_code read_step(mz_npy *npy, int64_t each, int64_t **count, size_t *room, mz_err *err) {
+    mz_code code = MZ_OK;
+    for (int64_t done = 0, n; done < each && !code; done += n) {
+        n = each - done < CHUNK_COUNTS ? each - done : CHUNK_COUNTS;
+        if (!mz_grow((void **)count, room, (size_t)(done + n), sizeof **count))
+            return mz_fail_nomem(err, "one step of counts");
+        code = mz_npy_read_int(npy, *count + done, n, err);
+    }
+    return code;
+}
+
+static mz_code read_steps(mz_app *app, mz_npy *npy, const mz_trace_facts *facts,
                           mz_trace_writer *writer, mz_import_report *report, mz_err *err) {
+    int64_t *count = NULL;
+    size_t room = 0;
     const int64_t *extent = npy->shape.extent;
     int64_t steps = extent[0], each = npy->shape.elements / steps, token = 0;
     mz_progress progress = mz_progress_start(&app->log, "importing", "steps", steps);
     mz_code code = MZ_OK;
     for (int64_t s = 0; s < steps && !code; s++) {
-        code = mz_npy_read_int(npy, count, each, err);
+        code = read_step(npy, each, &count, &room, err);
         mz_counts_step step = {.step = 1 + facts->step_stride * s,
                                .micro_batches = (int32_t)extent[3],
                                .count = count,
@@ -71,6 +83,7 @@ static mz_code read_steps(mz_app *app, mz_npy *npy, const mz_trace_facts *facts,
         mz_progress_update(&progress, s + 1);
     }
     mz_progress_end(&progress);
+    free(count);
     return code ? code : mz_npy_finish(npy, err);
 }
 
@@ -87,7 +100,6 @@ static mz_code import_files(mz_app *app, char **files, int count, const mz_impor
     mz_npy npy = {0};
     mz_trace_facts facts;
     mz_trace_writer *writer = NULL;
-    int64_t *counts = NULL;
     if (count != 1)
         return mz_fail(err, MZ_EINPUT, "smartmoe-npy takes one file, got %d", count);
     mz_code code = mz_import_facts(app, options, &defaults, &facts, err);
@@ -95,18 +107,14 @@ static mz_code import_files(mz_app *app, char **files, int count, const mz_impor
         code = mz_npy_open(files[0], &npy, err);
     if (!code)
         code = take_shape(files[0], &npy.shape, options, &facts, err);
-    if (!code) {
-        counts = calloc((size_t)(npy.shape.elements / npy.shape.extent[0]), sizeof *counts);
-        code = counts ? mz_trace_create(output, &facts, write, &writer, err)
-                      : mz_fail_nomem(err, "one step of counts");
-    }
     if (!code)
-        code = read_steps(app, &npy, &facts, counts, writer, report, err);
+        code = mz_trace_create(output, &facts, write, &writer, err);
     if (!code)
-        code = mz_trace_writer_close(&writer, err);
+        code = read_steps(app, &npy, &facts, writer, report, err);
+    if (!code)
+        code = mz_import_close(files[0], report, &writer, err);
     if (writer)
         mz_trace_writer_abandon(&writer);
-    free(counts);
     mz_npy_close(&npy);
     return code;
 }
@@ -115,6 +123,7 @@ const mz_importer mz_import_smartmoe_npy = {
     .name = "smartmoe-npy",
     .summary =
         "SmartMoE counts [steps, layers, ranks, micro-batches, experts] (.npy); needs --top-k",
+    .answers = "experts top-k",
     .recognise = recognise,
     .import = import_files,
 };

@@ -86,6 +86,8 @@ static mz_code take_row(void *self, const mz_jsonl *lines, mz_err *err) {
     if (!code)
         code = mz_jsonl_ids(lines, "experts", json_object_get(lines->object, "experts"),
                             in->facts.top_k, in->facts.experts, in->expert, err);
+    if (!code && !in->facts.has_weight && json_object_get(lines->object, "gating_probs"))
+        code = mz_jsonl_fail(lines, err, "\"gating_probs\", which the first row has not");
     if (!code && in->facts.has_weight)
         code =
             mz_jsonl_weights(lines, "gating_probs", json_object_get(lines->object, "gating_probs"),
@@ -131,6 +133,7 @@ static mz_code import_files(mz_app *app, char **files, int count, const mz_impor
 const mz_importer mz_import_speculative_jsonl = {
     .name = "speculative",
     .summary = "speculative-moe log (.jsonl), one row per problem, token and layer",
+    .answers = "experts top-k normalized",
     .recognise = recognise,
     .import = import_files,
 };

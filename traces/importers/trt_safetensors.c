@@ -11,12 +11,13 @@
 #include "common/io/json.h"
 #include "traces/datafile.h"
 
-#include <inttypes.h>
+#include <ctype.h>
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-static const int64_t HEADER_MAX = (int64_t)256 << 20;
+static const int64_t HEADER_MAX = 100000000; /* as the safetensors library allows */
 
 /* One array of one rank's file. */
 typedef struct entry {
@@ -41,20 +42,29 @@ typedef struct trt_import {
     size_t scratch_room;
 } trt_import;
 
+/* Whether "{iteration}_{layer}" and a quote begin here. */
+static bool is_key(const unsigned char *text, size_t size) {
+    size_t i = 0, first, second;
+    while (i < size && isdigit(text[i]))
+        i++;
+    first = i;
+    i += i < size && text[i] == '_';
+    second = i;
+    while (i < size && isdigit(text[i]))
+        i++;
+    return first > 0 && second > first && i > second && i < size && text[i] == '"';
+}
+
 static int recognise(const char *path, const unsigned char *head, size_t size) {
-    int64_t a, b;
     (void)path;
     if (mz_head_first(head, size) == '{' && mz_head_has(head, size, "\"num_experts\"") &&
         mz_head_has(head, size, "\"num_experts_per_token\"") && size < 512)
         return 85;
     if (size < 16 || head[8] != '{' || mz_le64(head) > (uint64_t)HEADER_MAX)
         return 0;
-    for (size_t i = 9; i + 24 < size; i++) {
-        char text[24] = "";
-        memcpy(text, head + i, 23);
-        if (sscanf(text, "\"%" SCNd64 "_%" SCNd64 "\"", &a, &b) == 2)
+    for (size_t i = 9; i < size; i++)
+        if (head[i] == '"' && is_key(head + i + 1, size - i - 1))
             return 85;
-    }
     return 0;
 }
 
@@ -62,6 +72,8 @@ static mz_code read_meta(trt_import *in, const char *path, mz_err *err) {
     json_t *json = NULL;
     mz_json view;
     int64_t experts = 0, top_k = 0;
+    if (in->facts.experts)
+        return mz_fail(err, MZ_EINPUT, "%s: a second .json file: pass one meta_info.json", path);
     mz_code code = mz_json_load(path, &json, err);
     if (!code)
         code = mz_json_object(json, path, &view, err);
@@ -153,12 +165,25 @@ static mz_code take_tensor(mz_datafile *file, const char *key, const json_t *abo
     return mz_tensor_check(file, tensor, key, err);
 }
 
+/* The number at *text, digits alone; *text is moved behind it. */
+static bool take_number(const char **text, int64_t *number) {
+    char *end;
+    errno = 0;
+    *number = strtoll(*text, &end, 10);
+    bool ok = isdigit((unsigned char)**text) && errno == 0;
+    *text = end;
+    return ok;
+}
+
+/* "{iteration}_{layer}" */
+static bool parse_key(const char *key, int64_t *step, int64_t *layer) {
+    return take_number(&key, step) && *key++ == '_' && take_number(&key, layer) && *key == '\0';
+}
+
 static mz_code add_entry(trt_import *in, int32_t rank, const char *key, const json_t *about,
                          int64_t data, mz_err *err) {
     entry e = {.rank = rank};
-    char end;
-    if (sscanf(key, "%" SCNd64 "_%" SCNd64 "%c", &e.step, &e.layer, &end) != 2 || e.step < 0 ||
-        e.layer < 0)
+    if (!parse_key(key, &e.step, &e.layer))
         return mz_fail(err, MZ_EINPUT, "%s: the key %.40s is not {iteration}_{layer}",
                        mz_datafile_path(in->file[rank]), key);
     mz_code code = take_tensor(in->file[rank], key, about, data, &e.tensor, err);
@@ -203,7 +228,8 @@ static mz_code read_header(trt_import *in, int32_t rank, mz_err *err) {
         header = json_loadb(text, (size_t)size, JSON_REJECT_DUPLICATES, &why);
     free(text);
     if (!code && !json_is_object(header))
-        code = mz_fail(err, MZ_EINPUT, "%s: the header is no JSON object", path);
+        code = mz_fail(err, MZ_EINPUT, "%s: the header is no JSON object (damaged?): %s", path,
+                       header ? "not an object" : why.text);
     if (!code)
         json_object_foreach(header, key, about) {
             if (strcmp(key, "__metadata__") != 0 && !code)
@@ -314,8 +340,8 @@ static mz_code write_steps(trt_import *in, const char *output, const mz_trace_wr
     }
     mz_progress_end(&progress);
     if (!code && !in->writer)
-        return mz_fail(err, MZ_EINPUT, "the files hold no selection at all");
-    return code ? code : mz_trace_writer_close(&in->writer, err);
+        return mz_fail(err, MZ_EINPUT, "%s: no selection in it or in the other files", in->path[0]);
+    return code ? code : mz_import_close(in->path[0], in->report, &in->writer, err);
 }
 
 static void clean_up(trt_import *in, int count) {
@@ -362,6 +388,7 @@ static mz_code import_files(mz_app *app, char **files, int count, const mz_impor
 const mz_importer mz_import_trt_safetensors = {
     .name = "trt-stat",
     .summary = "TensorRT-LLM statistic: meta_info.json and all rank{R}[_raw].safetensors",
+    .answers = "experts top-k tokens dropped",
     .recognise = recognise,
     .import = import_files,
 };

@@ -81,10 +81,10 @@ static mz_code read_manifest(ultraep_import *in, const char *path, mz_err *err) 
     if (in->options->experts > 0 && in->options->experts != experts)
         return mz_fail(err, MZ_EINPUT, "%s: %lld experts in the file, but --experts %lld", path,
                        (long long)experts, (long long)in->options->experts);
-    if (in->options->top_k <= 0)
-        return mz_import_ask(err, path, "the number of experts per token is", "top-k");
+    code = mz_import_top_k(path, in->options, experts, &in->facts.top_k, err);
+    if (code)
+        return code;
     in->facts.experts = (int32_t)experts;
-    in->facts.top_k = (int32_t)in->options->top_k;
     in->facts.ranks = 1;
     in->row = mz_calloc((size_t)experts, sizeof *in->row);
     in->records.size = sizeof(load_key) + (size_t)experts * sizeof(uint32_t);
@@ -143,6 +143,8 @@ static mz_code add_record(ultraep_import *in, int64_t index, mz_err *err) {
         memcpy(in->record + sizeof key + (size_t)e * sizeof load, &load, sizeof load);
     }
     mz_code code = any ? mz_labels_add(&in->gather.label, key.layer, err) : MZ_OK;
+    if (!code && in->gather.label.count > MZ_LAYERS_MAX)
+        code = mz_fail(err, MZ_EINPUT, "more than %d layers", MZ_LAYERS_MAX);
     return code ? code : mz_spill_add(&in->records, in->record, err);
 }
 
@@ -187,9 +189,11 @@ static mz_code take_record(ultraep_import *in, const unsigned char *record, int6
                            mz_err *err) {
     load_key key;
     memcpy(&key, record, sizeof key);
-    mz_code code = MZ_OK;
-    if (key.step != *step && in->gather.entries > 0)
-        code = mz_gather_write(&in->gather, in->writer, in->report, err);
+    if (key.step != *step && in->gather.entries > 0) {
+        mz_code code = mz_gather_write(&in->gather, in->writer, in->report, err);
+        if (code)
+            return code;
+    }
     *step = key.step;
     for (int32_t e = 0; e < in->facts.experts; e++) {
         uint32_t load;
@@ -197,8 +201,7 @@ static mz_code take_record(ultraep_import *in, const unsigned char *record, int6
         in->row[e] = load;
     }
     const mz_gather_key call = {.step = key.step, .layer = key.layer};
-    if (!code)
-        code = mz_rows_count(&in->gather, &call, in->row, in->options, in->report, err);
+    mz_code code = mz_rows_count(&in->gather, &call, in->row, in->options, in->report, err);
     if (code == MZ_EINPUT)
         mz_err_prefix(err, "chunk %lld, record %lld", (long long)key.chunk, (long long)key.record);
     return code ? code : mz_import_stopped(in->app, err);
@@ -282,6 +285,7 @@ static mz_code import_files(mz_app *app, char **files, int count, const mz_impor
 const mz_importer mz_import_ultraep = {
     .name = "ultraep",
     .summary = "UltraEP load profile: TRACE.manifest.json beside its .npz chunks; needs --top-k",
+    .answers = "experts top-k tokens dropped",
     .recognise = recognise,
     .import = import_files,
 };

@@ -58,9 +58,7 @@ static mz_code ask(verl_import *in, const char *path, mz_err *err) {
 static int64_t trim(verl_import *in, int64_t length, int64_t *first) {
     int64_t row = in->rows.layers * in->rows.top_k, end = length, padded;
     int padding = in->options->padding;
-    *first = 0;
-    while (padding != PAD_NONE && *first < end && mz_rows_zero(&in->rows, in->ids + *first * row))
-        ++*first;
+    *first = padding == PAD_NONE ? 0 : mz_rows_first(in->ids, length, row);
     while (padding == PAD_BOTH && end > *first &&
            mz_rows_zero(&in->rows, in->ids + (end - 1) * row))
         end--;
@@ -88,14 +86,10 @@ static mz_code take_shape(verl_import *in, const char *path, const mz_npy_shape 
     return in->ids ? MZ_OK : mz_fail_nomem(err, "a sequence");
 }
 
-static mz_code create(verl_import *in, const char *path, const mz_npy_shape *shape,
+/* `first`: of the rows that are not padding. */
+static mz_code create(verl_import *in, const char *path, const mz_npy_shape *shape, int64_t first,
                       const char *output, const mz_trace_write_options *write, mz_err *err) {
-    int64_t layers = shape->extent[2], row = layers * shape->extent[3], first = 0;
-    in->rows.layers = layers; /* enough to look for rows of zeros */
-    in->rows.top_k = (int32_t)shape->extent[3];
-    while (in->options->padding != PAD_NONE && first + 1 < shape->extent[1] &&
-           mz_rows_zero(&in->rows, in->ids + first * row))
-        first++;
+    int64_t layers = shape->extent[2], row = layers * shape->extent[3];
     mz_code code = mz_id_rows_make(path, in->ids + first * row, shape->extent[1] - first, layers,
                                    (int32_t)shape->extent[3], in->options, &in->rows, err);
     if (code)
@@ -110,6 +104,22 @@ static mz_code create(verl_import *in, const char *path, const mz_npy_shape *sha
     return mz_trace_create(output, &in->facts, write, &in->writer, err);
 }
 
+/* The trace from the first sequence that is not zero everywhere; those before it are left out. */
+static mz_code start(verl_import *in, const char *path, const mz_tensor *ids, const char *output,
+                     const mz_trace_write_options *write, mz_err *err) {
+    const int64_t *extent = ids->shape.extent;
+    bool padded = in->options->padding != PAD_NONE;
+    int64_t first = 0;
+    if (padded || extent[3] > 1)
+        first = mz_rows_first(in->ids, extent[1], extent[2] * extent[3]);
+    if (first == extent[1]) {
+        mz_rows_skip(in->report, first,
+                     padded ? "rows of padding" : "tokens without any expert (fillers)");
+        return MZ_OK;
+    }
+    return create(in, path, &ids->shape, padded ? first : 0, output, write, err);
+}
+
 static mz_code read_sequences(verl_import *in, const char *path, mz_datafile *file,
                               const mz_tensor *ids, const char *output,
                               const mz_trace_write_options *write, mz_err *err) {
@@ -118,8 +128,11 @@ static mz_code read_sequences(verl_import *in, const char *path, mz_datafile *fi
     mz_code code = MZ_OK;
     for (int64_t b = 0; b < ids->shape.extent[0] && !code; b++) {
         code = mz_tensor_read_int(file, ids, "routed_experts", b * each, each, in->ids, err);
-        if (!code && !in->writer)
-            code = create(in, path, &ids->shape, output, write, err);
+        if (!code && !in->writer) {
+            code = start(in, path, ids, output, write, err);
+            if (!in->writer)
+                continue;
+        }
         if (code)
             break;
         int64_t tokens = trim(in, ids->shape.extent[1], &first);
@@ -131,9 +144,11 @@ static mz_code read_sequences(verl_import *in, const char *path, mz_datafile *fi
         if (!code)
             code = mz_import_stopped(in->app, err);
     }
+    if (!code && !in->writer)
+        code = mz_fail(err, MZ_EINPUT, "%s: every row is zero: no expert ids in it", path);
     if (!code)
         code = mz_block_write(&in->block, in->writer, in->report, err);
-    return code ? code : mz_trace_writer_close(&in->writer, err);
+    return code ? code : mz_import_close(path, in->report, &in->writer, err);
 }
 
 static mz_code import_files(mz_app *app, char **files, int count, const mz_import_options *options,
@@ -176,6 +191,7 @@ static mz_code import_files(mz_app *app, char **files, int count, const mz_impor
 const mz_importer mz_import_verl_pt = {
     .name = "verl-pt",
     .summary = "verl's routed_experts [batch, sequence, layers, k] (.pt); needs --experts",
+    .answers = "experts top-k padding filler-last dense-layers",
     .recognise = recognise,
     .import = import_files,
 };

@@ -2,9 +2,9 @@
  * "num_experts"?, "model_id"?, ...}, then {"type": "route", "req_id", "token_idx", "layer",
  * "topk_ids": [...], "topk_weights": [...]}. A request is a sequence.
  *
- * The server's profiling run pollutes the start: thousands of rows of equal dummy tokens. Rows at
- * the start that equal the first row of their layer, ids and weights, are left out when there are
- * at least PROFILE_ROWS of them; --skip-rows N leaves out the first N instead. */
+ * A server's profiling run pollutes the start: thousands of rows of equal dummy tokens. Rows at the
+ * start of a file that equal the first row of their layer, ids and weights, are left out when there
+ * are at least PROFILE_ROWS of them; --skip-rows N leaves out the first N of all instead. */
 #include "traces/importers/table.h"
 #include "traces/importers/tokens.h"
 
@@ -23,6 +23,13 @@ typedef struct logger_row {
     float *weight;
 } logger_row;
 
+/* A row that equals the first one of its layer. */
+typedef struct equal_row {
+    int32_t sequence;
+    int64_t token;
+    size_t first; /* of the layers' first rows */
+} equal_row;
+
 typedef struct logger_import {
     const mz_import_options *options;
     mz_trace_facts facts;
@@ -30,11 +37,13 @@ typedef struct logger_import {
     int64_t top_k, experts; /* of the meta line, 0 unknown */
     int64_t rows;           /* of all files so far */
     logger_row row;         /* the current one */
-    int64_t *first_layer;   /* layers whose first row is kept, to compare with */
+    int64_t *first_layer;   /* layers of the file whose first row is kept, to compare with */
     uint16_t *first_expert;
     float *first_weight;
     size_t firsts, room[3];
-    bool started; /* a row that differs was met */
+    equal_row equal[PROFILE_ROWS]; /* the first rows of the file, which may be profiling */
+    int64_t equals;
+    bool started; /* a row that differs was met in the file */
     mz_import_report *report;
 } logger_import;
 
@@ -53,7 +62,11 @@ static mz_code take_meta(logger_import *in, const mz_jsonl *lines, mz_err *err) 
         code = mz_jsonl_int(lines, "top_k", 1, MZ_MAX_TOP_K, &in->top_k, err);
     if (!code && json_is_integer(json_object_get(lines->object, "num_experts")))
         code = mz_jsonl_int(lines, "num_experts", 1, MZ_EXPERTS_MAX, &in->experts, err);
-    if (model && !in->options->name && strlen(model) < sizeof in->facts.name)
+    if (!code && in->row.expert && in->top_k && in->top_k != in->facts.top_k)
+        code = mz_jsonl_fail(lines, err, "\"top_k\" %lld, but there were rows of top-%d before",
+                             (long long)in->top_k, in->facts.top_k);
+    if (model && !in->options->name && strlen(model) < sizeof in->facts.name &&
+        mz_text_is_clean(model))
         strcpy(in->facts.name, model);
     return code;
 }
@@ -62,6 +75,9 @@ static mz_code take_meta(logger_import *in, const mz_jsonl *lines, mz_err *err) 
 static mz_code take_facts(logger_import *in, const mz_jsonl *lines, mz_err *err) {
     size_t listed = json_array_size(json_object_get(lines->object, "topk_ids"));
     int64_t top_k = in->top_k ? in->top_k : (int64_t)listed, experts = in->options->experts;
+    if (experts > 0 && in->experts > 0 && experts != in->experts)
+        return mz_jsonl_fail(lines, err, "%lld experts in the file, but --experts %lld",
+                             (long long)in->experts, (long long)experts);
     if (experts <= 0)
         experts = in->experts;
     if (experts <= 0)
@@ -100,17 +116,20 @@ static mz_code read_row(logger_import *in, const mz_jsonl *lines, mz_err *err) {
     if (!code)
         code = mz_jsonl_ids(lines, "topk_ids", json_object_get(object, "topk_ids"), in->facts.top_k,
                             in->facts.experts, in->row.expert, err);
+    if (!code && !in->facts.has_weight && json_object_get(object, "topk_weights"))
+        code = mz_jsonl_fail(lines, err, "\"topk_weights\", which the first row has not");
     if (!code && in->facts.has_weight)
         code = mz_jsonl_weights(lines, "topk_weights", json_object_get(object, "topk_weights"),
                                 in->facts.top_k, in->row.weight, err);
     return code;
 }
 
-/* Whether the row equals the first one of its layer (which it may be). */
-static mz_code like_first(logger_import *in, bool *like, mz_err *err) {
+/* Whether the row equals row *first, the first one of its layer (which it may be). */
+static mz_code like_first(logger_import *in, bool *like, size_t *first, mz_err *err) {
     size_t k = (size_t)in->facts.top_k, i = 0;
     while (i < in->firsts && in->first_layer[i] != in->row.layer)
         i++;
+    *first = i;
     *like = true;
     if (i < in->firsts) {
         *like = memcmp(in->first_expert + i * k, in->row.expert, k * sizeof(uint16_t)) == 0 &&
@@ -128,17 +147,36 @@ static mz_code like_first(logger_import *in, bool *like, mz_err *err) {
     return MZ_OK;
 }
 
-/* The run of equal rows at the start has ended: profiling, or the log itself. */
-static void end_start(logger_import *in) {
-    in->started = true;
-    if (in->tokens.rows.records >= PROFILE_ROWS) {
-        in->report->skipped += in->tokens.rows.records;
-        mz_tokens_forget(&in->tokens);
+/* The run of equal rows at the start of the file has ended: profiling, or the log itself. */
+static mz_code end_start(logger_import *in, mz_err *err) {
+    size_t k = (size_t)in->facts.top_k;
+    mz_code code = MZ_OK;
+    if (in->equals >= PROFILE_ROWS)
+        in->report->skipped += in->equals;
+    for (int64_t i = 0; in->equals < PROFILE_ROWS && i < in->equals && !code; i++) {
+        const equal_row *row = &in->equal[i];
+        code = mz_tokens_add(&in->tokens, row->sequence, row->token, in->first_layer[row->first],
+                             in->first_expert + row->first * k, in->first_weight + row->first * k,
+                             err);
     }
+    in->started = true;
+    return code;
+}
+
+/* A row before the first one that differs; *taken: it is one of the equal ones. */
+static mz_code take_start(logger_import *in, bool *taken, mz_err *err) {
+    size_t first;
+    mz_code code = like_first(in, taken, &first, err);
+    if (code || !*taken)
+        return code ? code : end_start(in, err);
+    if (in->equals < PROFILE_ROWS)
+        in->equal[in->equals] = (equal_row){in->row.sequence, in->row.token, first};
+    in->equals++;
+    return MZ_OK;
 }
 
 static mz_code take_row(logger_import *in, const mz_jsonl *lines, mz_err *err) {
-    bool like = true;
+    bool taken = false;
     mz_code code = in->row.expert ? MZ_OK : take_facts(in, lines, err);
     if (!code)
         code = read_row(in, lines, err);
@@ -148,14 +186,11 @@ static mz_code take_row(logger_import *in, const mz_jsonl *lines, mz_err *err) {
         in->report->skipped++;
         return MZ_OK;
     }
-    if (in->options->skip_rows <= 0 && !in->started) {
-        code = like_first(in, &like, err);
-        if (!code && !like)
-            end_start(in);
-    }
-    return code ? code
-                : mz_tokens_add(&in->tokens, in->row.sequence, in->row.token, in->row.layer,
-                                in->row.expert, in->row.weight, err);
+    if (in->options->skip_rows <= 0 && !in->started)
+        code = take_start(in, &taken, err);
+    return code || taken ? code
+                         : mz_tokens_add(&in->tokens, in->row.sequence, in->row.token,
+                                         in->row.layer, in->row.expert, in->row.weight, err);
 }
 
 static mz_code take_line(void *self, const mz_jsonl *lines, mz_err *err) {
@@ -171,6 +206,14 @@ static mz_code take_line(void *self, const mz_jsonl *lines, mz_err *err) {
     if (strcmp(type, "route") == 0)
         return take_row(in, lines, err);
     return mz_jsonl_fail(lines, err, "type \"%.40s\" is neither meta nor route", type);
+}
+
+static mz_code read_file(const mz_app *app, logger_import *in, const char *path, mz_err *err) {
+    in->firsts = 0;
+    in->equals = 0;
+    in->started = false;
+    mz_code code = mz_import_lines(app, path, take_line, in, err);
+    return code || in->started || in->options->skip_rows > 0 ? code : end_start(in, err);
 }
 
 static mz_code import_files(mz_app *app, char **files, int count, const mz_import_options *options,
@@ -191,13 +234,12 @@ static mz_code import_files(mz_app *app, char **files, int count, const mz_impor
     in->tokens = mz_tokens_make(&in->facts, output);
     mz_code code = mz_import_facts(app, options, &defaults, &in->facts, err);
     for (int i = 0; i < count && !code; i++)
-        code = mz_import_lines(app, files[i], take_line, in, err);
-    if (!code && !in->started && options->skip_rows <= 0)
-        end_start(in);
+        code = read_file(app, in, files[i], err);
     int64_t start = report->skipped;
-    if (!code && in->tokens.rows.records == 0)
-        code = mz_fail(err, MZ_EINPUT, "%s: no row but the %lld equal ones of a profiling run",
-                       files[0], (long long)start);
+    if (!code && start > 0 && in->tokens.rows.records == 0)
+        code = mz_fail(err, MZ_EINPUT, "%s: no row but the %lld %s", files[0], (long long)start,
+                       options->skip_rows > 0 ? "left out: pass a smaller --skip-rows"
+                                              : "equal ones of a profiling run");
     mz_import_note(&in->facts, "rows left out at the start=%lld", (long long)start);
     if (!code) {
         code = mz_tokens_write(app, &in->tokens, options, output, write, report, err);
@@ -221,6 +263,7 @@ static mz_code import_files(mz_app *app, char **files, int count, const mz_impor
 const mz_importer mz_import_vllm_logger = {
     .name = "vllm-logger",
     .summary = "vLLM routing logger (.jsonl), one row per request, token and layer",
+    .answers = "experts top-k skip-rows normalized",
     .recognise = recognise,
     .import = import_files,
 };
