@@ -380,10 +380,10 @@ static mz_code synth_profile(mz_app *app, const synth_args *args,
         code = mz_fail(err, MZ_EINPUT, "--top-k: %lld of %lld experts", (long long)args->top_k,
                        (long long)args->experts);
     if (!code && counts)
-        code = mz_profile_history(profile, &facts, args->steps, args->tokens, options.seed,
+        code = mz_profile_history(app, profile, &facts, args->steps, args->tokens, options.seed,
                                   &history, err);
     else if (!code)
-        code = mz_profile_model(profile, &facts, args->sequence, options.seed, &model, err);
+        code = mz_profile_model(app, profile, &facts, args->sequence, options.seed, &model, err);
     if (!code)
         code = counts ? mz_history_write(app, &history, &options, args->output, write, err)
                       : mz_synth_model_write(app, &model, &options, args->output, write, err);

@@ -8,6 +8,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* A call's pairs and a micro-batch's tokens are held in memory: 1.5 and 4 GiB. */
+#define CALL_PAIRS ((int64_t)1 << 28)
+#define MICRO_BATCH_TOKENS ((int64_t)1 << 31)
+
 typedef struct planned {
     int64_t index, tokens;
 } planned;
@@ -47,6 +51,8 @@ static mz_code plan_micro_batch(model_job *job, mz_err *err) {
         job->first[r] = planned_so_far;
         for (int64_t tokens = 0; tokens < wanted_tokens(job, r); planned_so_far++) {
             void *plan = job->plan;
+            if (job->app->stop && *job->app->stop)
+                return mz_fail(err, MZ_EABORTED, "interrupted; nothing was written");
             if (!mz_grow(&plan, &job->plan_room, (size_t)planned_so_far + 1, sizeof *job->plan))
                 return mz_fail_nomem(err, "the sequences of a micro-batch");
             job->plan = plan;
@@ -137,6 +143,11 @@ static mz_code prepare(model_job *job, mz_err *err) {
         o->tokens = m->tokens / sources > 1 ? m->tokens / sources : 1;
         job->overshoot = sum / m->profiles / 2;
     }
+    if (o->tokens > CALL_PAIRS / m->facts.top_k || o->tokens > MICRO_BATCH_TOKENS / o->ranks)
+        return mz_fail(err, MZ_EINPUT,
+                       "--tokens: %lld for each of %lld ranks: a call may have 2^28 pairs, a "
+                       "micro-batch 2^31 tokens: pass more --micro-batches or --steps",
+                       (long long)o->tokens, (long long)o->ranks);
     job->facts = m->facts;
     job->facts.ranks = (int32_t)o->ranks;
     job->facts.has_sequences = true;

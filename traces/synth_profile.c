@@ -25,11 +25,16 @@ static mz_rng stream(uint64_t seed, uint64_t what, int64_t a, int64_t b) {
     return mz_rng_make(seed, mz_rng_stream(what, (uint64_t)a, (uint64_t)b, 0x70));
 }
 
+static bool stopped(const mz_app *app) {
+    return app->stop && *app->stop;
+}
+
 /* Odds of every class in one layer: popularity of the layer, of the domain, of the class. */
-static void make_layer(mz_synth_model *m, uint64_t seed, int32_t layer, double sigma) {
+static void make_layer(const mz_app *app, mz_synth_model *m, uint64_t seed, int32_t layer,
+                       double sigma) {
     int64_t experts = m->facts.experts;
     mz_rng popular = stream(seed, 1, layer, 0);
-    for (int64_t e = 0; e < experts; e++) {
+    for (int64_t e = 0; e < experts && !stopped(app); e++) {
         double base = sigma * mz_rng_normal(&popular);
         for (int32_t c = 0; c < m->classes; c++) {
             mz_rng domain = stream(seed, 2, layer * experts + e, c / DOMAIN_CLASSES);
@@ -41,16 +46,16 @@ static void make_layer(mz_synth_model *m, uint64_t seed, int32_t layer, double s
             odds[experts] = expf((float)all);
         }
     }
-    for (int64_t i = 0; i < experts * experts && m->link; i++) {
+    for (int64_t i = 0; i < experts * experts && m->link && !stopped(app); i++) {
         mz_rng pair = stream(seed, 4, layer, i);
         m->link[layer * experts * experts + i] = (float)(LINK_SIGMA * mz_rng_normal(&pair));
         m->team[layer * experts * experts + i] = (float)(TEAM_SIGMA * mz_rng_normal(&pair));
     }
 }
 
-static void make_gates(mz_synth_model *m, uint64_t seed) {
+static void make_gates(const mz_app *app, mz_synth_model *m, uint64_t seed) {
     int64_t k = m->facts.top_k;
-    for (int64_t g = 0; g < (int64_t)m->facts.layers * MZ_MODEL_GATES; g++) {
+    for (int64_t g = 0; g < (int64_t)m->facts.layers * MZ_MODEL_GATES && !stopped(app); g++) {
         mz_rng rng = stream(seed, 5, g, 0);
         double fall = GATE_FALL + 0.4 * (2 * mz_rng_uniform(&rng) - 1), sum = 0;
         for (int64_t j = 0; j < k; j++)
@@ -98,27 +103,27 @@ static int64_t scattering(int64_t count) {
     }
 }
 
-mz_code mz_profile_model(mz_profile profile, const mz_trace_facts *facts, int64_t sequence,
-                         uint64_t seed, mz_synth_model *m, mz_err *err) {
+mz_code mz_profile_model(const mz_app *app, mz_profile profile, const mz_trace_facts *facts,
+                         int64_t sequence, uint64_t seed, mz_synth_model *m, mz_err *err) {
     int32_t domains = profile == MZ_PROFILE_MIXED ? DOMAINS : 1;
     mz_code code = mz_synth_model_make(facts, domains * DOMAIN_CLASSES, PROFILES, m, err);
     if (code)
         return code;
     const int64_t stride = scattering(facts->layers);
-    for (int32_t l = 0; l < facts->layers; l++) {
+    for (int32_t l = 0; l < facts->layers && !stopped(app); l++) {
         m->link_power[l] = m->team_power[l] = 1;
         m->taste[l] = between(TASTE, l < facts->layers / 2 ? l : facts->layers - 1 - l,
                               facts->layers / 2 + 1);
         m->wander[l] = WANDER;
         m->local[l] = LOCAL;
         m->keep[l] = l > 0 ? KEEP : 0;
-        make_layer(m, seed, l, between(SIGMA, l * stride % facts->layers, facts->layers));
+        make_layer(app, m, seed, l, between(SIGMA, l * stride % facts->layers, facts->layers));
     }
-    make_gates(m, seed);
+    make_gates(app, m, seed);
     make_profiles(m, domains, sequence, seed);
     m->stay = STAY;
     m->recall = RECALL;
-    return MZ_OK;
+    return stopped(app) ? mz_fail(err, MZ_EABORTED, "interrupted; nothing was written") : MZ_OK;
 }
 
 /* ---- histories ------------------------------------------------------------------------------- */
@@ -160,8 +165,9 @@ static void limit_violation(double *share, int64_t experts, double violation) {
         share[e] = even + (share[e] - even) * fmin(violation * even / most, 1);
 }
 
-mz_code mz_profile_history(mz_profile profile, const mz_trace_facts *facts, int64_t steps,
-                           int64_t tokens, uint64_t seed, mz_synth_history *h, mz_err *err) {
+mz_code mz_profile_history(const mz_app *app, mz_profile profile, const mz_trace_facts *facts,
+                           int64_t steps, int64_t tokens, uint64_t seed, mz_synth_history *h,
+                           mz_err *err) {
     int64_t experts = facts->experts, cells = facts->layers * experts;
     bool collapse = profile == MZ_PROFILE_COLLAPSE;
     mz_code code = mz_history_make(facts, steps, h, err);
@@ -172,7 +178,7 @@ mz_code mz_profile_history(mz_profile profile, const mz_trace_facts *facts, int6
     h->pairs = tokens * facts->top_k;
     h->micro_batches = 1;
     for (int32_t span = 0; span < h->spans; span++)
-        for (int32_t l = 0; l < facts->layers; l++) {
+        for (int32_t l = 0; l < facts->layers && !stopped(app); l++) {
             double *share = h->share + span * cells + l * experts;
             double middle = 0.5 * (double)(h->first[span] + h->first[span + 1] - 1);
             mz_rng rng = stream(seed, 8, l, 0);
@@ -190,5 +196,5 @@ mz_code mz_profile_history(mz_profile profile, const mz_trace_facts *facts, int6
             h->micro_batch[(int64_t)span * facts->layers + l] =
                 n > 1 ? fmin((scatter - 1) / (n - 1), 0.5) : 0;
         }
-    return MZ_OK;
+    return stopped(app) ? mz_fail(err, MZ_EABORTED, "interrupted; nothing was written") : MZ_OK;
 }

@@ -14,9 +14,10 @@ typedef enum mz_profile {
 } mz_profile;
 
 /* facts: layers, experts, top_k, ranks; sequence: mean tokens of a sequence. */
-mz_code mz_profile_model(mz_profile profile, const mz_trace_facts *facts, int64_t sequence,
-                         uint64_t seed, mz_synth_model *model, mz_err *err);
-mz_code mz_profile_history(mz_profile profile, const mz_trace_facts *facts, int64_t steps,
-                           int64_t tokens, uint64_t seed, mz_synth_history *history, mz_err *err);
+mz_code mz_profile_model(const mz_app *app, mz_profile profile, const mz_trace_facts *facts,
+                         int64_t sequence, uint64_t seed, mz_synth_model *model, mz_err *err);
+mz_code mz_profile_history(const mz_app *app, mz_profile profile, const mz_trace_facts *facts,
+                           int64_t steps, int64_t tokens, uint64_t seed, mz_synth_history *history,
+                           mz_err *err);
 
 #endif

@@ -56,3 +56,21 @@ EOF2
         "$mizan" -q trace import l.npz --top-k 2 --scores none -o t.h5
     only_files l.npz
 }
+
+@test "a twin's tokens are bounded, and what is made before the first call can be interrupted" {
+    "$mizan" -q trace synth --layers 2 --experts 8 --top-k 2 --ranks 2 --tokens 64 --sequence 16 --steps 3 -o t.h5
+    fails 2 "a call may have 2^28 pairs" "$mizan" -q trace synth --like t.h5 --tokens 1e12 -o twin.h5
+    fails 2 "a call may have 2^28 pairs" "$mizan" -q trace synth --profile mixed --tokens 1e12 -o twin.h5
+    "$python" - "$mizan" <<'EOF2'
+import os, signal, subprocess, sys, time
+
+for options in (["mixed", "--experts", "65536"], ["one-domain", "--layers", "65536"], ["collapse", "--layers", "65536"]):
+    command = [sys.argv[1], "-q", "trace", "synth", "--profile", *options, "-o", "twin.h5"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    assert process.communicate(timeout=10)[1] == "mizan: trace: interrupted; nothing was written\n", options
+    assert process.returncode == 130
+EOF2
+    only_files t.h5
+}
