@@ -266,9 +266,13 @@ static json_t *number(double value) {
 
 static json_t *metrics_json(const double *metric) {
     json_t *object = json_object();
+    int bad = 0;
     for (int m = 0; m < MZ_INFO_METRICS; m++)
-        json_object_set_new(object, metric_keys[m], number(metric[m]));
-    return object;
+        bad |= json_object_set_new(object, metric_keys[m], number(metric[m]));
+    if (!bad)
+        return object;
+    json_decref(object);
+    return NULL;
 }
 
 static json_t *facts_json(const mz_trace_facts *f) {
@@ -290,16 +294,25 @@ static json_t *facts_json(const mz_trace_facts *f) {
         "has_hidden_norm2", (int)f->has_hidden_norm2, "has_sequences", (int)f->has_sequences);
 }
 
-json_t *mz_trace_info_json(const mz_trace *trace, const mz_trace_info *info) {
+/* NULL when memory is short. */
+static json_t *layers_json(const mz_trace_info *info) {
     json_t *layers = json_array();
+    int bad = 0;
     for (int32_t l = 0; l < info->layers; l++) {
         double metric[MZ_INFO_METRICS];
         metrics_of(&info->layer[l], metric);
         json_t *row = metrics_json(metric);
-        json_object_set_new(row, "layer", json_integer(l));
-        json_object_set_new(row, "layer_calls", json_integer(info->layer[l].calls));
-        json_array_append_new(layers, row);
+        bad |= json_object_set_new(row, "layer", json_integer(l));
+        bad |= json_object_set_new(row, "layer_calls", json_integer(info->layer[l].calls));
+        bad |= json_array_append_new(layers, row);
     }
+    if (!bad)
+        return layers;
+    json_decref(layers);
+    return NULL;
+}
+
+json_t *mz_trace_info_json(const mz_trace *trace, const mz_trace_info *info) {
     bool any = info->steps > 0;
     return json_pack(
         "{s:s, s:o, s:o, s:b, s:I, s:o, s:o, s:I, s:I, s:I, s:I, s:I, s:{s:I, s:I, s:I}, s:i, s:o, "
@@ -314,7 +327,7 @@ json_t *mz_trace_info_json(const mz_trace *trace, const mz_trace_info *info) {
         (json_int_t)info->sequences, "tokens_per_call", "min", (json_int_t)info->call_tokens_min,
         "median", (json_int_t)info->call_tokens_median, "max", (json_int_t)info->call_tokens_max,
         "placement_ranks", (int)info->place_ranks, "mean", metrics_json(info->mean), "low",
-        metrics_json(info->low), "high", metrics_json(info->high), "layers", layers);
+        metrics_json(info->low), "high", metrics_json(info->high), "layers", layers_json(info));
 }
 
 static void print_head(const mz_trace *trace, const mz_trace_info *info, FILE *out) {

@@ -68,7 +68,7 @@ struct mz_model_draw {
     float *taste;                      /* [E] factor on odds that they make */
     float *sum;                        /* [E] running sums of odds */
     int32_t *recent;                   /* [RECENT] classes of the last tokens */
-    int64_t longest;                   /* sequence of the model */
+    int64_t longest;                   /* sequence of these profiles */
     const float *tilt;                 /* [layers][E] of the step; NULL: none */
     int32_t first, last;               /* profiles of the step's sequences: first to last - 1 */
 };
@@ -88,6 +88,13 @@ static mz_code powers(const mz_synth_model *m, const float *table, const double 
     return MZ_OK;
 }
 
+static void find_longest(mz_model_draw *d) {
+    const int64_t *length = d->model->length;
+    d->longest = 0;
+    for (int32_t p = d->first; p < d->last; p++)
+        d->longest = length[p] > d->longest ? length[p] : d->longest;
+}
+
 mz_code mz_model_draw_open(const mz_synth_model *model, uint64_t seed, mz_model_shuffle shuffle,
                            mz_model_draw **out, mz_err *err) {
     size_t experts = (size_t)model->facts.experts;
@@ -100,8 +107,7 @@ mz_code mz_model_draw_open(const mz_synth_model *model, uint64_t seed, mz_model_
         d->sum = mz_calloc(experts, sizeof *d->sum);
         d->last = model->profiles;
         d->recent = mz_calloc(RECENT, sizeof *d->recent);
-        for (int32_t p = 0; p < model->profiles; p++)
-            d->longest = model->length[p] > d->longest ? model->length[p] : d->longest;
+        find_longest(d);
     }
     if (!d || !d->lasting || !d->taste || !d->sum || !d->recent)
         code = mz_fail_nomem(err, "a generator");
@@ -149,6 +155,7 @@ void mz_model_draw_at(mz_model_draw *d, int64_t step) {
     d->tilt = m->tilt + point * m->facts.layers * m->facts.experts;
     d->first = m->window[2 * point];
     d->last = m->window[2 * point + 1];
+    find_longest(d);
 }
 
 static int32_t any_profile(const mz_model_draw *d, mz_rng *rng) {
