@@ -44,6 +44,9 @@ typedef struct mz_import_report {
 typedef struct mz_importer {
     const char *name; /* --format NAME */
     const char *summary;
+    /* The members of mz_import_options that it reads beyond those of every format (what a trace
+     * says of itself), by the names of their options: "experts top-k". Others are refused. */
+    const char *answers;
     /* 0: not mine; 1-100: confidence, from the file name and its first bytes (decompressed). */
     int (*recognise)(const char *path, const unsigned char *head, size_t size);
     /* Reads all files (one per rank or one in all) and writes one trace. */
