@@ -73,15 +73,36 @@ static mz_code choose_exporter(const char *format, const mz_exporter **found, mz
                    near ? "'?" : "");
 }
 
+static bool among(const char *const *names, const char *name) {
+    while (*names && strcmp(*names, name) != 0)
+        names++;
+    return *names != NULL;
+}
+
+/* Refuses options that the format does not read. */
+static mz_code check_options(const mz_exporter *exporter, const bool *seen, mz_err *err) {
+    static const char *const of_all[] = {"format", "list", "output", "quiet", "verbose", NULL};
+    for (int i = 0; i < export_spec.count; i++) {
+        const char *name = export_table[i].name;
+        if (seen[i] && !among(of_all, name) && !among(exporter->options, name))
+            return mz_fail(err, MZ_EINPUT, "--%s: has no meaning with format %s: leave it out",
+                           name, exporter->name);
+    }
+    return MZ_OK;
+}
+
 static bool begins(const char *text, const char *with) {
     return strncmp(text, with, strlen(with)) == 0;
 }
 
-static mz_code export_trace(mz_app *app, const export_args *args, const char *path, mz_err *err) {
+static mz_code export_trace(mz_app *app, const export_args *args, const bool *seen,
+                            const char *path, mz_err *err) {
     const mz_exporter *exporter = NULL;
     mz_export_report report = {0};
     mz_trace *trace = NULL;
     mz_code code = choose_exporter(args->format, &exporter, err);
+    if (!code)
+        code = check_options(exporter, seen, err);
     if (!code)
         code = mz_trace_open(path, &trace, err);
     if (code)
@@ -104,9 +125,9 @@ static mz_code export_trace(mz_app *app, const export_args *args, const char *pa
 mz_code mz_cmd_trace_export(mz_app *app, int argc, char **argv, mz_err *err) {
     export_args args;
     int nargs;
-    bool help = false;
+    bool help = false, seen[sizeof export_table / sizeof export_table[0]];
     mz_code code =
-        mz_opt_parse(&export_spec, &args, argc, argv, &nargs, &help, NULL, app->out, err);
+        mz_opt_parse(&export_spec, &args, argc, argv, &nargs, &help, seen, app->out, err);
     if (code || help)
         return code;
     mz_log_choose(&app->log, args.quiet, args.verbose);
@@ -120,5 +141,5 @@ mz_code mz_cmd_trace_export(mz_app *app, int argc, char **argv, mz_err *err) {
     if (!args.output)
         return mz_fail(err, MZ_EINPUT, "no output: pass -o PATH");
     code = mz_keep_input(argv[1], args.output, err);
-    return code ? code : export_trace(app, &args, argv[1], err);
+    return code ? code : export_trace(app, &args, seen, argv[1], err);
 }

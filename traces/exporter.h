@@ -27,6 +27,8 @@ typedef struct mz_export_report {
 typedef struct mz_exporter {
     const char *name; /* --format NAME */
     const char *summary;
+    const char *const *options; /* names of those of mz_export_options that it reads, NULL at the
+                                   end; others are refused */
     /* Writes `output`, a file or a folder, whole or not at all. MZ_EINPUT: the format cannot hold
      * this trace; the message says why and what to do. */
     mz_code (*export)(mz_app *app, mz_trace *trace, const mz_export_options *options,

@@ -440,6 +440,9 @@ EOF
     x "pass --format NAME" t.h5 -o out
     x "pass -o PATH" -f npy t.h5
     x "pass TRACE" -f npy -o out
+    x "--layer: has no meaning with format npy" -f npy t.h5 --layer 0 -o out
+    x "--sum: has no meaning with format perfetto" -f perfetto t.h5 --sum -o out
+    x "--steps: has no meaning with format nccl-alltoallv" -f nccl-alltoallv t.h5 --steps 1 -o out
     x "would replace the input" -f sglang-json t.h5 -o t.h5
     x "would replace the input" -f sglang-json t.h5 -o ./t.h5
     x "missing.h5" -f npy missing.h5 -o out

@@ -90,27 +90,6 @@ static void sorts_beyond_memory(void **state) {
     sorts(*state, 50, 1000, 1); /* every record is a part */
 }
 
-static void forgets(void **state) {
-    char path[300];
-    mz_err err;
-    const void *got;
-    snprintf(path, sizeof path, "%s/out.h5", (char *)*state);
-    mz_spill spill = mz_spill_make(sizeof(record), by_key, path);
-    spill.most = 10 * sizeof(record);
-    record one = {.key = 5};
-    for (int i = 0; i < 35; i++)
-        assert_ok(mz_spill_add(&spill, &one, &err), &err);
-    mz_spill_clear(&spill);
-    one.key = 3;
-    assert_ok(mz_spill_add(&spill, &one, &err), &err);
-    assert_ok(mz_spill_rewind(&spill, &err), &err);
-    assert_ok(mz_spill_next(&spill, &got, &err), &err);
-    assert_int_equal(((const record *)got)->key, 3);
-    assert_ok(mz_spill_next(&spill, &got, &err), &err);
-    assert_null(got);
-    mz_spill_free(&spill);
-}
-
 static void refuses_what_it_cannot_write(void **state) {
     char path[300];
     mz_err err = {0};
@@ -153,7 +132,6 @@ static void numbers_names(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(sorts_beyond_memory, setup, teardown),
-        cmocka_unit_test_setup_teardown(forgets, setup, teardown),
         cmocka_unit_test_setup_teardown(refuses_what_it_cannot_write, setup, teardown),
         cmocka_unit_test(numbers_names),
     };

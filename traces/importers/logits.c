@@ -26,7 +26,7 @@ bool mz_scores_normalized(mz_scores scores) {
 }
 
 const char *mz_scores_router(mz_scores scores) {
-    return scores == MZ_SCORES_SIGMOID ? "sigmoid" : "softmax";
+    return scores == MZ_SCORES_SIGMOID ? "sigmoid" : scores ? "softmax" : "unknown";
 }
 
 /* exp(logit - highest), or the sigmoid as it is: divided by a sum of these it is the weight. */

@@ -17,7 +17,7 @@ typedef enum mz_scores {
 /* --scores NAME; NULL or another name: MZ_EINPUT that explains the choices. */
 mz_code mz_scores_parse(const char *path, const char *name, mz_scores *scores, mz_err *err);
 bool mz_scores_normalized(mz_scores scores);
-const char *mz_scores_router(mz_scores scores); /* "softmax" or "sigmoid" */
+const char *mz_scores_router(mz_scores scores); /* "softmax", "sigmoid", "unknown" */
 
 /* weight[i] of the `top_k` experts, computed in double. A logit that is no number: MZ_EINPUT. */
 mz_code mz_scores_weights(mz_scores scores, const float *logit, int32_t experts,

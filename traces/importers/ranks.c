@@ -15,7 +15,7 @@ int64_t mz_rank_of_name(const char *path) {
         if (isdigit((unsigned char)*p))
             rank = strtoll(p, NULL, 10);
     }
-    return rank <= MZ_RANKS_MAX ? rank : -1;
+    return rank < MZ_RANKS_MAX ? rank : -1;
 }
 
 /* One number; *end is behind it. */
@@ -49,7 +49,7 @@ mz_code mz_rank_value(const char *option, const char *list, int64_t rank, bool e
     return MZ_OK;
 }
 
-static int by_number(const void *a, const void *b) {
+int mz_number_order(const void *a, const void *b) {
     int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
     return (x > y) - (x < y);
 }
@@ -75,7 +75,7 @@ mz_code mz_ranks_missing(const int64_t *rank, size_t count, int64_t world, int64
     if (!sorted)
         return mz_fail_nomem(err, "ranks");
     memcpy(sorted, rank, count * sizeof *sorted);
-    qsort(sorted, count, sizeof *sorted, by_number);
+    qsort(sorted, count, sizeof *sorted, mz_number_order);
     sorted[count] = count > 0 && sorted[count - 1] >= world ? sorted[count - 1] + 1 : world;
     *missing = 0;
     text[0] = '\0';

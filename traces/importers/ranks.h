@@ -10,6 +10,9 @@
 mz_code mz_rank_value(const char *option, const char *list, int64_t rank, bool exact,
                       int64_t *value, mz_err *err);
 
+/* Order of int64 numbers, for qsort and bsearch. */
+int mz_number_order(const void *a, const void *b);
+
 /* The number after the last "rank" in a file's name ("rank12.jsonl", "x_rank_3.txt"), or -1. */
 int64_t mz_rank_of_name(const char *path);
 

@@ -149,11 +149,6 @@ static int by_pass(const void *a, const void *b) {
     return (x->rank > y->rank) - (x->rank < y->rank);
 }
 
-static int by_number(const void *a, const void *b) {
-    int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
-    return (x > y) - (x < y);
-}
-
 /* The ranks that recorded, ascending, each once. */
 static mz_code list_ranks(records_import *in, mz_err *err) {
     in->rank = mz_calloc(in->count, sizeof *in->rank);
@@ -161,7 +156,7 @@ static mz_code list_ranks(records_import *in, mz_err *err) {
         return mz_fail_nomem(err, "ranks");
     for (size_t i = 0; i < in->count; i++)
         in->rank[i] = in->list[i].rank;
-    qsort(in->rank, in->count, sizeof *in->rank, by_number);
+    qsort(in->rank, in->count, sizeof *in->rank, mz_number_order);
     for (size_t i = 0; i < in->count; i++)
         if (i == 0 || in->rank[i] != in->rank[i - 1])
             in->rank[in->ranks++] = in->rank[i];
@@ -218,7 +213,7 @@ static mz_code take_ranks(records_import *in, mz_err *err) {
         if (hold != HOLD_TOKENS && hold != HOLD_EXPERTS && in->list[i].rank != in->rank[0])
             continue;
         const int64_t rank = in->list[i].rank,
-                      *at = bsearch(&rank, in->rank, in->ranks, sizeof rank, by_number);
+                      *at = bsearch(&rank, in->rank, in->ranks, sizeof rank, mz_number_order);
         in->list[kept] = in->list[i];
         in->list[kept++].source = hold == HOLD_TOKENS ? (int32_t)(at - in->rank) : 0;
     }

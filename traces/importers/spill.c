@@ -107,12 +107,6 @@ static void free_runs(mz_spill *spill) {
     spill->runs = 0;
 }
 
-void mz_spill_clear(mz_spill *spill) {
-    free_runs(spill);
-    spill->used = 0;
-    spill->records = 0;
-}
-
 /* ---- merging --------------------------------------------------------------------------------- */
 
 static const unsigned char *head_of(const mz_spill *spill, size_t run) {

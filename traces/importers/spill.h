@@ -35,8 +35,6 @@ typedef struct mz_spill {
 /* An empty spill; `beside` must outlive it. */
 mz_spill mz_spill_make(size_t size, int (*order)(const void *, const void *), const char *beside);
 mz_code mz_spill_add(mz_spill *spill, const void *record, mz_err *err);
-/* Forgets all records. */
-void mz_spill_clear(mz_spill *spill);
 /* To the first record in order; nothing is added after this. As often as wanted. */
 mz_code mz_spill_rewind(mz_spill *spill, mz_err *err);
 /* The next record, valid until the next call; NULL behind the last. */

@@ -2,7 +2,6 @@
 
 #include "common/base/arena.h"
 
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -55,20 +54,12 @@ mz_code mz_tokens_add(mz_tokens *tokens, int32_t sequence, int64_t token, int64_
     memcpy(tokens->record, &key, sizeof key);
     memcpy(tokens->record + sizeof key, expert, k * sizeof *expert);
     if (tokens->facts->has_weight) {
-        double sum = 0;
         memcpy(tokens->record + sizeof key + k * sizeof *expert, weight, k * sizeof *weight);
-        for (size_t i = 0; i < k; i++)
-            sum += weight[i];
-        tokens->normalized =
-            (tokens->rows.records == 0 || tokens->normalized) && fabs(sum - 1) < 0.01;
+        tokens->normalized = (tokens->rows.records == 0 || tokens->normalized) &&
+                             mz_weights_normalized(weight, 1, (int32_t)k);
     }
     mz_code code = mz_labels_add(&tokens->layers, layer, err);
     return code ? code : mz_spill_add(&tokens->rows, tokens->record, err);
-}
-
-void mz_tokens_forget(mz_tokens *tokens) {
-    mz_spill_clear(&tokens->rows);
-    tokens->layers.count = 0;
 }
 
 /* Layers of the trace: the different numbers that the log names. */
@@ -96,27 +87,10 @@ typedef struct sequence_state {
     bool any;
 } sequence_state;
 
-/* Room for one more token; the sequence may have become too long. */
-static mz_code make_room(mz_tokens *tokens, int64_t whole, int32_t sequence, mz_err *err) {
-    size_t row = (size_t)tokens->facts->layers * (size_t)tokens->facts->top_k;
-    size_t each = row * (sizeof(uint16_t) + (tokens->facts->has_weight ? sizeof(float) : 0));
-    size_t values = ((size_t)whole + 1) * row;
-    if ((size_t)whole >= MZ_SEQUENCE_BYTES / each)
-        return mz_fail(err, MZ_EINPUT,
-                       "sequence %.80s: more than %zu tokens (%zu MiB), which is more than is held",
-                       mz_names_text(&tokens->names, sequence), MZ_SEQUENCE_BYTES / each,
-                       MZ_SEQUENCE_BYTES >> 20);
-    if (!mz_grow((void **)&tokens->expert, &tokens->expert_room, values, sizeof *tokens->expert) ||
-        (tokens->facts->has_weight &&
-         !mz_grow((void **)&tokens->weight, &tokens->weight_room, values, sizeof *tokens->weight)))
-        return mz_fail_nomem(err, "a sequence");
-    return MZ_OK;
-}
-
 /* One row behind those of its token that came before. */
 static mz_code take_row(mz_tokens *tokens, const unsigned char *record, sequence_state *state,
                         mz_import_report *report, mz_err *err) {
-    size_t k = (size_t)tokens->facts->top_k;
+    size_t k = (size_t)tokens->facts->top_k, row = (size_t)tokens->facts->layers * k;
     token_key key;
     memcpy(&key, record, sizeof key);
     bool same = state->layers > 0 && state->last.token == key.token;
@@ -127,14 +101,16 @@ static mz_code take_row(mz_tokens *tokens, const unsigned char *record, sequence
     if (!same) {
         report->skipped += state->layers; /* of a token that lacks some */
         state->layers = 0;
-        mz_code code = make_room(tokens, state->whole, key.sequence, err);
+        mz_code code = mz_sequence_grow(&tokens->sequence, state->whole + 1, row,
+                                        tokens->facts->has_weight, err);
         if (code)
-            return code;
+            return mz_err_prefix(err, "%.80s", mz_names_text(&tokens->names, key.sequence));
     }
-    size_t to = ((size_t)state->whole * (size_t)tokens->facts->layers + (size_t)state->layers) * k;
-    memcpy(tokens->expert + to, record + sizeof key, k * sizeof(uint16_t));
+    size_t to = (size_t)state->whole * row + (size_t)state->layers * k;
+    memcpy(tokens->sequence.expert + to, record + sizeof key, k * sizeof(uint16_t));
     if (tokens->facts->has_weight)
-        memcpy(tokens->weight + to, record + sizeof key + k * sizeof(uint16_t), k * sizeof(float));
+        memcpy(tokens->sequence.weight + to, record + sizeof key + k * sizeof(uint16_t),
+               k * sizeof(float));
     state->last = key;
     state->any = true;
     if (++state->layers == tokens->facts->layers) {
@@ -150,7 +126,7 @@ static mz_code end_sequence(mz_tokens *tokens, sequence_state *state, mz_block *
     report->skipped += state->layers;
     mz_code code = MZ_OK;
     if (state->whole > 0)
-        code = mz_block_add(block, tokens->expert, tokens->weight, state->whole,
+        code = mz_block_add(block, tokens->sequence.expert, tokens->sequence.weight, state->whole,
                             tokens->domain[state->last.sequence], writer, report, err);
     state->whole = 0;
     state->layers = 0;
@@ -217,6 +193,5 @@ void mz_tokens_free(mz_tokens *tokens) {
     mz_names_free(&tokens->names);
     free(tokens->record);
     free(tokens->domain);
-    free(tokens->expert);
-    free(tokens->weight);
+    mz_sequence_free(&tokens->sequence);
 }

@@ -17,10 +17,8 @@ typedef struct mz_tokens {
     mz_names names; /* of sequences */
     int32_t *domain;
     size_t domain_room;
-    bool normalized;  /* the weights of every token so far sum to 1 within 1 % */
-    uint16_t *expert; /* of one sequence, [tokens][layers][top_k] */
-    float *weight;
-    size_t expert_room, weight_room;
+    bool normalized;      /* the weights of every token so far sum to 1 within 1 % */
+    mz_sequence sequence; /* the one being put together */
 } mz_tokens;
 
 /* `output` is the trace to be written; it must outlive the tokens. */
@@ -31,8 +29,6 @@ mz_code mz_tokens_sequence(mz_tokens *tokens, const char *name, int32_t domain, 
 /* Adds a row. It is checked by the caller. `weight` may be NULL where the trace has none. */
 mz_code mz_tokens_add(mz_tokens *tokens, int32_t sequence, int64_t token, int64_t layer,
                       const uint16_t *expert, const float *weight, mz_err *err);
-/* Forgets all rows so far. */
-void mz_tokens_forget(mz_tokens *tokens);
 /* Settles layers, ranks, weights_normalized (unless `options` say) and notes, creates the trace,
  * writes and closes it. Tokens that lack a layer are left out and counted. MZ_EINPUT: no row, the
  * same (sequence, token, layer) twice, or a sequence of more than MZ_SEQUENCE_BYTES. */
