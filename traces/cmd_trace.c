@@ -250,9 +250,10 @@ static const mz_opt synth_table[] = {
 
 static const mz_opt_spec synth_spec = {
     .command = "mizan trace synth",
-    .synopsis = "--load NAME [OPTIONS] -o FILE",
-    .about = "Makes a synthetic trace: one of eight loads that each test one mechanism, or a "
-             "realistic one.",
+    .synopsis = "--load NAME | --like TRACE | --profile NAME [OPTIONS] -o FILE",
+    .about =
+        "Makes a synthetic trace: one of eight loads that each test one mechanism, a realistic "
+        "one, one like a\nrecorded trace, or one of a profile's parameters.",
     .example = "mizan trace synth --load hot-rank --ranks 8 --tokens 4096 -o hot.h5",
     .table = synth_table,
     .count = COUNT(synth_table),
@@ -605,16 +606,61 @@ static mz_code choose_importer(const import_args *args, const char *path, const 
                    path);
 }
 
+/* The options of `import` that every format reads, and those that are no answers. */
+static const char common_answers[] = "format list name source licence phase step-meaning "
+                                     "step-stride hidden intermediate deflate half "
+                                     "force output quiet verbose";
+
+/* Whether `name` is one of the words. */
+static bool is_word(const char *words, const char *name) {
+    size_t length = strlen(name);
+    for (const char *p = words; (p = strstr(p, name)) != NULL; p += length)
+        if ((p == words || p[-1] == ' ') && (p[length] == ' ' || p[length] == '\0'))
+            return true;
+    return false;
+}
+
+/* Refuses answers that the format does not ask for: nobody would read them. */
+static mz_code refuse_answers(const mz_importer *importer, const bool *seen, mz_err *err) {
+    for (int i = 0; i < COUNT(import_table) && importer->answers; i++) {
+        const char *name = import_table[i].name;
+        if (seen[i] && !is_word(common_answers, name) && !is_word(importer->answers, name))
+            return mz_fail(
+                err, MZ_EINPUT,
+                "--%s: has no meaning with %s files: leave it out (--list says what each "
+                "format reads)",
+                name, importer->name);
+    }
+    return MZ_OK;
+}
+
+/* One line for each. */
+static void list_importers(FILE *out) {
+    for (int i = 0; mz_importers[i]; i++) {
+        const char *p = mz_importers[i]->answers ? mz_importers[i]->answers : "";
+        fprintf(out, "%-15s %s%s", mz_importers[i]->name, mz_importers[i]->summary,
+                *p ? "; reads" : "");
+        for (size_t length; *p; p += length + (p[length] == ' ')) {
+            length = strcspn(p, " ");
+            fprintf(out, " --%.*s", (int)length, p);
+        }
+        fputc('\n', out);
+    }
+}
+
 static void unset_to_minus_one(int64_t *value) {
     if (*value == 0)
         *value = -1;
 }
 
-static mz_code import_files(mz_app *app, import_args *args, char **files, int count, mz_err *err) {
+static mz_code import_files(mz_app *app, import_args *args, const bool *seen, char **files,
+                            int count, mz_err *err) {
     const mz_importer *importer;
     mz_import_report report = {0};
     mz_trace_write_options write = {.deflate = (int)args->deflate, .half_weights = args->half};
     mz_code code = choose_importer(args, files[0], &importer, err);
+    if (!code)
+        code = refuse_answers(importer, seen, err);
     if (code)
         return code;
     unset_to_minus_one(&args->import.experts);
@@ -645,22 +691,26 @@ static mz_code import_files(mz_app *app, import_args *args, char **files, int co
 static mz_code run_import(mz_app *app, int argc, char **argv, mz_err *err) {
     import_args args;
     int nargs;
-    bool help = false;
+    bool help = false, seen[COUNT(import_table)];
     mz_code code =
-        mz_opt_parse(&import_spec, &args, argc, argv, &nargs, &help, NULL, app->out, err);
+        mz_opt_parse(&import_spec, &args, argc, argv, &nargs, &help, seen, app->out, err);
     if (code || help)
         return code;
     mz_log_choose(&app->log, args.quiet, args.verbose);
-    for (int i = 0; args.list && mz_importers[i]; i++)
-        fprintf(app->out, "%-15s %s\n", mz_importers[i]->name, mz_importers[i]->summary);
-    if (args.list)
+    if (args.list) {
+        list_importers(app->out);
         return MZ_OK;
+    }
     if (nargs == 0)
         return mz_fail(err, MZ_EINPUT, "no file to import: pass FILE...");
     code = need_output(args.output, err);
     for (int i = 1; i <= nargs && !code; i++)
         code = mz_keep_input(argv[i], args.output, err);
-    return code ? code : import_files(app, &args, argv + 1, nargs, err);
+    if (!code && args.import.weights)
+        code = mz_keep_input(args.import.weights, args.output, err);
+    if (!code && args.import.sequences)
+        code = mz_keep_input(args.import.sequences, args.output, err);
+    return code ? code : import_files(app, &args, seen, argv + 1, nargs, err);
 }
 
 /* ---- check ----------------------------------------------------------------------------------- */

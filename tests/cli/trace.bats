@@ -184,6 +184,9 @@ np.save('turned.npy', np.tile(np.arange(2, dtype=np.int16), (4, 300, 1)))"
     fails 2 "no output file" "$mizan" trace import -q --experts 4 ids.npy
     fails 2 "no file to import" "$mizan" trace import -q -o t.h5
     fails 2 "would replace the input" "$mizan" trace import -q --experts 4 ids.npy -o ./ids.npy
+    fails 2 "would replace the input" "$mizan" trace import -q --experts 4 ids.npy --weights cut.npy -o ./cut.npy
+    fails 2 "would replace the input" "$mizan" trace import -q --experts 4 ids.npy --sequences cut.npy -o ./cut.npy
+    fails 2 "--ep-size: has no meaning with npy-ids files" "$mizan" trace import -q --experts 4 --ep-size 2 ids.npy -o t.h5
     fails 2 "missing.npy" "$mizan" trace import -q --experts 4 missing.npy -o t.h5
     fails 2 "no/such/place" "$mizan" trace synth -q --tokens 1 -o no/such/place/t.h5
     fails 2 "--top-k: 9" "$mizan" trace synth -q --experts 8 --top-k 9 -o t.h5

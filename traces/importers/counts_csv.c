@@ -501,6 +501,7 @@ static mz_code import_files(mz_app *app, char **files, int count, const mz_impor
 const mz_importer mz_import_counts_csv = {
     .name = "counts-csv",
     .summary = "tables of layer, expert and count, prob or token_distr (.csv)",
+    .answers = "experts top-k tokens dropped method model-name",
     .recognise = recognise,
     .import = import_files,
 };

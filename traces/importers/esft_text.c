@@ -312,6 +312,7 @@ static mz_code import_files(mz_app *app, char **files, int count, const mz_impor
 const mz_importer mz_import_esft_text = {
     .name = "esft-text",
     .summary = "ESFT logs (expert_weights_{layer}.txt), one file per layer",
+    .answers = "experts top-k normalized",
     .recognise = recognise,
     .import = import_files,
 };

@@ -258,6 +258,7 @@ static mz_code import_files(mz_app *app, char **files, int count, const mz_impor
 const mz_importer mz_import_gpt_oss_json = {
     .name = "gpt-oss-json",
     .summary = "gpt-oss router fingerprints (.json), one file per sequence",
+    .answers = "experts top-k normalized",
     .recognise = recognise,
     .import = import_files,
 };

@@ -147,6 +147,7 @@ static mz_code import_files(mz_app *app, char **files, int count, const mz_impor
 const mz_importer mz_import_hrtr = {
     .name = "hrtr",
     .summary = "Hearth's .hrtr: 16-bit ids [tokens, layers, k] behind a header of 24 bytes",
+    .answers = "experts top-k",
     .recognise = recognise,
     .import = import_files,
 };

@@ -386,6 +386,7 @@ static mz_code import_files(mz_app *app, char **files, int count, const mz_impor
 const mz_importer mz_import_imatrix_gguf = {
     .name = "imatrix",
     .summary = "llama.cpp importance matrix (GGUF): counts of a whole run; needs --top-k",
+    .answers = "experts top-k tokens dropped",
     .recognise = recognise,
     .import = import_files,
 };

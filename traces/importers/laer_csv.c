@@ -323,7 +323,8 @@ static mz_code import_files(mz_app *app, char **files, int count, const mz_impor
 
 const mz_importer mz_import_laer_csv = {
     .name = "laer-csv",
-    .summary = "LAER-MoE token log (.csv): one group of experts per rank; --method, --model-name",
+    .summary = "LAER-MoE token log (.csv): one group of experts per rank",
+    .answers = "experts top-k method model-name",
     .recognise = recognise,
     .import = import_files,
 };

@@ -424,6 +424,7 @@ static mz_code import_files(mz_app *app, char **files, int count, const mz_impor
 const mz_importer mz_import_megatron_router = {
     .name = "megatron-route",
     .summary = "Megatron-LM router trace (router_trace_rank{R}.jsonl), one file per rank",
+    .answers = "experts top-k layer-offsets scores dropped",
     .recognise = recognise,
     .import = import_files,
 };

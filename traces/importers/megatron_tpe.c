@@ -424,6 +424,7 @@ static mz_code import_files(mz_app *app, char **files, int count, const mz_impor
 const mz_importer mz_import_megatron_tpe = {
     .name = "megatron-tpe",
     .summary = "Megatron-LM tokens per expert (rank{R}.jsonl), one file per rank",
+    .answers = "experts top-k ep-size ep-ranks layer-offsets tokens dropped",
     .recognise = recognise,
     .import = import_files,
 };

@@ -298,6 +298,7 @@ static mz_code import_files(mz_app *app, char **files, int count, const mz_impor
 const mz_importer mz_import_moe_balance = {
     .name = "moe-balance",
     .summary = "moe-balance log (.jsonl), one line per layer and batch",
+    .answers = "experts top-k normalized",
     .recognise = recognise,
     .import = import_files,
 };

@@ -173,6 +173,7 @@ static mz_code import_files(mz_app *app, char **files, int count, const mz_impor
 const mz_importer mz_import_moe_infinity = {
     .name = "moe-infinity",
     .summary = "MoE-Infinity counts [requests, layers, experts] (float .npy); needs --top-k",
+    .answers = "experts top-k tokens dropped",
     .recognise = recognise,
     .import = import_files,
 };

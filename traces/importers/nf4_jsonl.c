@@ -278,6 +278,7 @@ static mz_code import_files(mz_app *app, char **files, int count, const mz_impor
 const mz_importer mz_import_nf4_jsonl = {
     .name = "nf4-jsonl",
     .summary = "grouped-nf4 recordings of decoding (.jsonl), one file per sequence",
+    .answers = "experts top-k native-k",
     .recognise = recognise,
     .import = import_files,
 };

@@ -398,7 +398,9 @@ static mz_code import_files(mz_app *app, char **files, int count, const mz_impor
 
 const mz_importer mz_import_npy_ids = {
     .name = "npy-ids",
-    .summary = "vLLM, SGLang: ids [tokens, layers, k] (.npy); --weights, --sequences beside them",
+    .summary =
+        "vLLM, SGLang: ids [tokens, layers, k] (.npy), weights and bounds of sequences beside them",
+    .answers = "experts top-k weights sequences normalized filler-last dense-layers",
     .recognise = recognise,
     .import = import_files,
 };
