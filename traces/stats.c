@@ -89,12 +89,13 @@ static const int32_t *find_before(stats_pass *p, const mz_trace_call *call) {
     return b->expert + b->call[b->next].at;
 }
 
-/* *now NULL: no room for what a micro-batch has beyond the largest table. */
+/* *now NULL: no room for what a micro-batch has beyond the largest table, of which two layers have
+ * one half each. */
 static mz_code begin_firsts(stats_pass *p, const mz_trace_call *call, int32_t **now, mz_err *err) {
     firsts *f = &p->now;
     void *calls = f->call, *experts = f->expert;
     *now = NULL;
-    if (call->tokens > (int64_t)(MZ_STATS_TABLE / sizeof *f->expert - f->tokens))
+    if (call->tokens > (int64_t)(MZ_STATS_TABLE / 2 / sizeof *f->expert - f->tokens))
         return MZ_OK;
     int good = mz_grow(&calls, &f->call_room, f->calls + 1, sizeof *f->call);
     f->call = calls;
