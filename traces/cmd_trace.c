@@ -595,6 +595,11 @@ static mz_code choose_importer(const import_args *args, const char *path, const 
                        (*found)->name, other);
     if (*found)
         return MZ_OK;
+    if (size >= 4 && memcmp(head, "\x89HDF", 4) == 0)
+        return mz_fail(err, MZ_EINPUT,
+                       "%s: an HDF5 file: if 'mizan trace check' finds it sound it is a trace "
+                       "already, and no import reads others",
+                       path);
     /* A .npy file that cannot be read at all has a better reason than an unknown format. */
     mz_npy_shape shape;
     if (size >= 6 && memcmp(head, "\x93NUMPY", 6) == 0 &&

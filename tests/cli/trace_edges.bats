@@ -74,3 +74,9 @@ for options in (["mixed", "--experts", "65536"], ["one-domain", "--layers", "655
 EOF2
     only_files t.h5
 }
+
+@test "a trace given to import is told to be one" {
+    "$mizan" -q trace synth --layers 1 --experts 4 --top-k 1 --ranks 1 --tokens 8 --steps 1 -o t.h5
+    fails 2 "t.h5: an HDF5 file: if 'mizan trace check' finds it sound" "$mizan" -q trace import t.h5 -o copy.h5
+    only_files t.h5
+}
