@@ -214,21 +214,30 @@ INLINE void put16_f32(float *p, sums v, mz_way way) {
     for (int s = 0; s < PER_SUM; s++)
         put_register(p + s * LANES, (bits)v.part[s], way);
 }
+/* The upper halves. */
 INLINE void put16_bf16(uint16_t *p, sums v, mz_way way) {
 #if defined(__AVX512F__)
     const __m256i even = _mm512_castsi512_si256((__m512i)v.part[0]);
     const __m256i odd = _mm512_extracti64x4_epi64((__m512i)v.part[0], 1);
-    const __m256i both = _mm256_or_si256(_mm256_srli_epi32(even, 16), odd);
+    const __m256i both = _mm256_blend_epi16(_mm256_srli_epi32(even, 16), odd, 0xaa);
     if (way == STREAM)
         _mm256_stream_si256((__m256i *)(void *)p, both);
     else
         _mm256_storeu_si256((__m256i *)(void *)p, both);
 #else
-    for (int s = 0; s < PER_SUM / 2; s++)
-        put_register(p + 2 * s * LANES, (bits)v.part[s] >> 16 | (bits)v.part[s + PER_SUM / 2], way);
+    for (int s = 0; s < PER_SUM / 2; s++) {
+        const bits even = (bits)v.part[s] >> 16, odd = (bits)v.part[s + PER_SUM / 2];
+#if defined(__AVX2__)
+        const bits both = (bits)_mm256_blend_epi16((__m256i)even, (__m256i)odd, 0xaa);
+#else
+        const bits both = even | (odd & 0xffff0000u);
+#endif
+        put_register(p + 2 * s * LANES, both, way);
+    }
 #endif
 }
-/* Writes columns [i, i + n) of a row, n <= 16, as round16 left them; fewer are never streamed. */
+/* Writes columns [i, i + n) of a row, n <= 16, of bf16 the upper halves; fewer are never streamed.
+ */
 INLINE void store16(mz_dtype type, void *p, int64_t i, sums v, int64_t n, mz_way way) {
     char padded[SUMS * sizeof(float)];
     const size_t size = type == MZ_BF16 ? 2 : 4;

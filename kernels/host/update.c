@@ -32,7 +32,7 @@ typedef struct updating {
     int64_t width;     /* of what stands by column below: cols, or whole groups of 16 */
     float *part;       /* [wave][blocks][2][width]: columns' g^2, columns' weighted squares */
     float *line;       /* [threads][width] */
-    float *bound;      /* [matrices]: mz_row_bound of this step */
+    float *bound;      /* [wave]: mz_row_bound of this step */
     float *mean;       /* [wave]: M */
     float *col_factor; /* [wave][width]: sqrt(b_j) */
     float *sum;        /* [matrices] or [matrices][blocks]: sums of u^2, before the correction */
@@ -100,12 +100,6 @@ static float row_mean(const updating *u, int64_t matrix) {
     return mean > u->rates.mean_least ? mean : u->rates.mean_least;
 }
 
-static void factored_bound(void *argument, int64_t matrix, int32_t thread) {
-    (void)thread;
-    const updating *u = argument;
-    u->bound[matrix] = mz_row_bound(u->rates, row_mean(u, matrix));
-}
-
 static void factored_statistics(void *argument, int64_t p, int32_t thread) {
     const updating *u = argument;
     const mz_update *a = u->args;
@@ -119,37 +113,39 @@ static void factored_statistics(void *argument, int64_t p, int32_t thread) {
         const float g2 = u->simd->statistics(&row, square, col);
         float *factor = &a->row[matrix * a->rows + i];
         *factor = *factor * u->rates.beta2 + (g2 / (float)a->cols) * (1 - u->rates.beta2);
-        if (*factor >= u->bound[matrix])
+        if (*factor >= u->bound[wave])
             u->simd->weigh(weighted, square, 1 / *factor, u->width);
     }
 }
 
 /* Below half its floor, what a row has added may be many times what it should have. */
-static bool hides_others(const updating *u, int64_t matrix, float mean) {
-    const float *row = u->args->row + matrix * u->args->rows;
+static bool hides_others(const updating *u, int64_t wave) {
+    const float *row = u->args->row + (u->first + wave) * u->args->rows;
+    const float half = 0.5f * u->rates.least * u->mean[wave];
     for (int64_t i = 0; i < u->args->rows; i++)
-        if (row[i] >= u->bound[matrix] && row[i] / mean < 0.5f * u->rates.least)
+        if (row[i] >= u->bound[wave] && row[i] < half)
             return true;
     return false;
 }
 
 /* Terms of rows below the floor with the factor they really get; where they hide the others, those
  * of all rows. */
-static void mend_floored(const updating *u, int64_t matrix, float mean, float *weighted,
-                         float *square) {
+static void mend_floored(const updating *u, int64_t wave, float *weighted, float *square) {
     const mz_update *a = u->args;
-    const bool again = hides_others(u, matrix, mean);
+    const int64_t first = (u->first + wave) * a->rows;
+    const float mean = u->mean[wave];
+    const bool again = hides_others(u, wave);
     if (again)
         memset(weighted, 0, sizeof *weighted * (size_t)u->width);
     for (int64_t i = 0; i < a->rows; i++) {
-        const float r = a->row[matrix * a->rows + i];
-        const bool counted = !again && r >= u->bound[matrix];
+        const float r = a->row[first + i];
+        const bool counted = !again && r >= u->bound[wave];
         if (counted && r / mean >= u->rates.least)
             continue;
         const float bounded = r / mean > u->rates.least ? r / mean : u->rates.least;
         if (bounded <= 0)
             continue;
-        const mz_update_row row = row_of(u, (matrix * a->rows + i) * a->cols, a->cols);
+        const mz_update_row row = row_of(u, (first + i) * a->cols, a->cols);
         u->simd->squares(&row, square);
         u->simd->weigh(weighted, square, 1 / (bounded * mean) - (counted ? 1 / r : 0), u->width);
     }
@@ -189,7 +185,7 @@ static void factored_matrix(void *argument, int64_t wave, int32_t thread) {
             c[j] * u->rates.beta2 + (col[place_of(u, j)] / (float)a->rows) * (1 - u->rates.beta2);
     factored_factors(argument, wave, thread);
     const float mean = u->mean[wave], *factor = u->col_factor + wave * u->width;
-    mend_floored(u, matrix, mean, weighted, u->line + thread * u->width);
+    mend_floored(u, wave, weighted, u->line + thread * u->width);
     double sum = 0;
     for (int64_t j = 0; j < u->width; j++)
         sum += (double)(weighted[j] * mean * factor[j]) * factor[j];
@@ -236,9 +232,10 @@ static double sum_of_all(const float *sum, int64_t n) {
 
 static void update_factored(mz_pool *pool, updating *u) {
     const mz_update *a = u->args;
-    mz_pool_run(pool, factored_bound, u, a->matrices);
     for (u->first = 0; u->first < a->matrices; u->first += wave_most(a)) {
         const int64_t wave = wave_of(a, u->first);
+        for (int64_t w = 0; w < wave; w++)
+            u->bound[w] = mz_row_bound(u->rates, row_mean(u, u->first + w));
         mz_pool_run(pool, factored_statistics, u, wave * u->blocks);
         mz_pool_run(pool, factored_matrix, u, wave);
         if (!a->clip_tensor)
@@ -473,7 +470,7 @@ size_t mz_host_update_workspace(const mz_kernels *k, const mz_update *a) {
     int64_t floats = sums_of(&u);
     if (mz_keeps_factors(a)) {
         const int64_t wave = wave_most(a), threads = mz_pool_threads(mz_host_of(k)->pool);
-        floats += (wave * (2 * u.blocks + 1) + threads) * u.width + wave + a->matrices;
+        floats += (wave * (2 * u.blocks + 1) + threads) * u.width + 2 * wave;
     }
     return sizeof(float) * (size_t)floats;
 }

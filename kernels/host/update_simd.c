@@ -25,19 +25,28 @@ enum { DRAWN_MOST = CHUNK + 8 + 16 * BLOCKS };
 #define SECONDS(a, b) __builtin_shufflevector(a, b, 1, 3)
 #endif
 
+/* The lower halves of both, a lane of each in turn. */
+INLINE words joined(words low, words high) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+    return (words)_mm256_blend_epi32((__m256i)low, (__m256i)(high << 32), 0xaa);
+#else
+    return (low & 0xffffffffu) | high << 32;
+#endif
+}
+
 /* The bits of elements 8 `first` and on, 8 of them a block, at least `blocks` blocks. Even lanes
  * make the first half of the blocks of a set, odd lanes the second. */
-static void draw(const mz_update *a, uint64_t first, int64_t blocks, uint16_t *to) {
-    const round_keys keys = keys_of(a->seed);
+static void draw(const round_keys *keys, const mz_update *a, uint64_t first, int64_t blocks,
+                 uint16_t *to) {
+    const uint64_t tensor = a->tensor, step = (uint32_t)a->step;
     words lane;
     for (int i = 0; i < BLOCKS; i++)
         lane[i] = (uint64_t)(i / 2 + i % 2 * (BLOCKS / 2));
     for (int64_t b = 0; b < blocks; b += 2 * BLOCKS) {
         words x[2][4];
-        philox_twice(&keys, lane + (first + (uint64_t)b), a->tensor, (uint32_t)a->step, x);
+        philox_twice(keys, lane + (first + (uint64_t)b), tensor, step, x);
         for (int s = 0; s < 2; s++, to += 8 * BLOCKS) {
-            const words low = (x[s][0] & 0xffffffffu) | x[s][1] << 32;
-            const words high = (x[s][2] & 0xffffffffu) | x[s][3] << 32;
+            const words low = joined(x[s][0], x[s][1]), high = joined(x[s][2], x[s][3]);
             const words begin = FIRSTS(low, high), end = SECONDS(low, high);
             memcpy(to, &begin, sizeof begin);
             memcpy(to + 4 * BLOCKS, &end, sizeof end);
@@ -163,7 +172,8 @@ static void write_chunk(const mz_update_row *r, int64_t first, int64_t n, const 
     }
     uint16_t drawn[DRAWN_MOST];
     const uint64_t element = (uint64_t)(r->element + first), skip = element % 8;
-    draw(r->args, element / 8, ((int64_t)skip + n + 7) / 8, drawn);
+    const round_keys keys = keys_of(r->args->seed);
+    draw(&keys, r->args, element / 8, ((int64_t)skip + n + 7) / 8, drawn);
     if (r->args->rounding == MZ_ROUND_DITHER)
         write_dither(r, first, n, update, drawn + skip);
     else
@@ -271,7 +281,7 @@ INLINE void write16(const mz_update_row *r, const float *col_factor, const uint1
         if (decay_first)
             q = (lanes)(round_number(q) & 0xffff0000u);
         q = q - g.part[s] * r->scale * factor.part[s] * r->rate;
-        result.part[s] = (lanes)(written(q, (bits)random.part[s], rounding) & 0xffff0000u);
+        result.part[s] = (lanes)written(q, (bits)random.part[s], rounding);
     }
     store16(MZ_BF16, r->parameter, i, result, n, CACHED);
 }
@@ -279,13 +289,14 @@ INLINE void write16(const mz_update_row *r, const float *col_factor, const uint1
 INLINE void write_by_place(const mz_update_row *row, const float *col_factor, mz_rounding rounding,
                            bool decay_first) {
     const mz_update_row r = *row;
+    const round_keys keys = keys_of(r.args->seed);
     uint16_t drawn[DRAWN_MOST];
     for (int64_t first = 0; first < r.n; first += CHUNK) {
         const int64_t end = r.n - first < CHUNK ? r.n : first + CHUNK;
         const uint64_t element = (uint64_t)(r.element + first);
         const int64_t skip = (int64_t)(element % 8) - first;
         if (rounding != MZ_ROUND_NEAREST)
-            draw(r.args, element / 8, (skip + end + 7) / 8, drawn);
+            draw(&keys, r.args, element / 8, (skip + end + 7) / 8, drawn);
         int64_t i = first;
         for (; i + SUMS <= end; i += SUMS)
             write16(&r, col_factor, drawn + skip + i, i, SUMS, rounding, decay_first);
