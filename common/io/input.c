@@ -181,7 +181,8 @@ static mz_code open_file(mz_input *in, mz_err *err) {
         return MZ_OK;
     in->fd = open(in->path, O_RDONLY | O_CLOEXEC);
     if (in->fd < 0)
-        return mz_fail(err, MZ_EINPUT, "%s: cannot open: %s", in->path, strerror(errno));
+        return mz_fail(err, MZ_EINPUT, "%s: cannot open: %s%s", in->path, strerror(errno),
+                       errno == EMFILE ? "; 'ulimit -n' sets how many" : "");
     struct stat info;
     if (fstat(in->fd, &info) == 0 && S_ISDIR(info.st_mode))
         return mz_fail(err, MZ_EINPUT, "%s: is a directory, a file is needed", in->path);

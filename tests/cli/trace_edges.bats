@@ -80,3 +80,13 @@ EOF2
     fails 2 "t.h5: an HDF5 file: if 'mizan trace check' finds it sound" "$mizan" -q trace import t.h5 -o copy.h5
     only_files t.h5
 }
+
+@test "more files than may be open at once: the message says what sets the limit" {
+    for rank in $(seq 0 39); do
+        echo '{"step":0,"stage":"pre_dispatch","block":"decoder","layer":0,"rank":'"$rank"',"num_tokens":1,"topk":1,"top_indices":[[0]]}' \
+            >"router_trace_rank$rank.jsonl"
+    done
+    fails 2 "Too many open files; 'ulimit -n' sets how many" \
+        bash -c 'ulimit -n 30; exec "$0" -q trace import router_trace_rank*.jsonl --experts 2 -o t.h5' "$mizan"
+    [ ! -e t.h5 ]
+}
