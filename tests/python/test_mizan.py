@@ -240,6 +240,13 @@ class Writing(InFolder):
             recorder.__exit__(None, None, None)
         self.assertEqual(os.listdir(self.folder), ["t.h5"])
 
+    def test_a_recorder_that_saw_nothing_says_so(self):
+        recorder = mizan.Recorder.__new__(mizan.Recorder)
+        recorder._handles, recorder._pending, recorder._writer = [], [], None
+        recorder.path, recorder._phase = self.path, "decode"
+        with self.assertWarnsRegex(UserWarning, "t.h5 is not written: no step of phase 'decode'"):
+            recorder.__exit__(None, None, None)
+
     def test_a_forward_pass_that_failed_leaves_nothing_to_the_next(self):
         recorder = mizan.Recorder.__new__(mizan.Recorder)
         recorder._blocks, recorder._current = [], None

@@ -8,6 +8,7 @@ rule is applied to them.
 
 import os
 import time
+import warnings
 
 import numpy as np
 
@@ -146,9 +147,14 @@ class Recorder:
                 self.step()
         finally:  # the steps before are good, whatever is wrong with the last
             self._pending = []
-            if self._writer is not None:
-                self._writer.close()
-                self._writer = None
+            writer, self._writer = self._writer, None
+            if writer is not None:
+                writer.close()
+        if kind is None and writer is None:
+            warnings.warn(
+                f"{self.path} is not written: no step of phase {self._phase!r} was recorded",
+                stacklevel=2,
+            )
 
     def step(self, loss=None, learning_rate=None, wall_time=None):
         """Ends the step: its forward passes go to the trace."""
