@@ -54,7 +54,7 @@ static int recognise(const char *path, const unsigned char *head, size_t size) {
         return 0;
     if (mz_head_has(head, size, "forward_pass_id"))
         return 90;
-    return mz_head_has(head, size, "records") ? 80 : 7;
+    return mz_head_has(head, size, "records") ? 80 : 9;
 }
 
 static const char *path_of(const records_import *in, int file) {

@@ -27,7 +27,7 @@ static int recognise(const char *path, const unsigned char *head, size_t size) {
     (void)path;
     if (!mz_torch_head(head, size))
         return 0;
-    return mz_head_has(head, size, "logical_count") ? 90 : 7;
+    return mz_head_has(head, size, "logical_count") ? 90 : 10;
 }
 
 /* The array of one file; experts and layers of the trace from the first. */
@@ -37,7 +37,7 @@ static mz_code take_shape(stat_import *in, const char *path, const mz_value *roo
     if (!value || value->type != MZ_VALUE_TENSOR)
         return mz_fail(err, MZ_EINPUT,
                        "%s: no array \"logical_count\" in it, as SGLang's recorder writes in mode "
-                       "stat",
+                       "stat; if another program wrote the file pass --format (--list has them)",
                        path);
     const mz_npy_shape *shape = &value->tensor->shape;
     if (shape->dims != 3 || shape->elements == 0 || shape->extent[1] > MZ_LAYERS_MAX ||

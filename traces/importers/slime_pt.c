@@ -29,7 +29,7 @@ static int recognise(const char *path, const unsigned char *head, size_t size) {
         return 0;
     if (mz_head_has(head, size, "rollout_routed_experts"))
         return 90;
-    return mz_head_has(head, size, "rollout_id") && mz_head_has(head, size, "samples") ? 85 : 7;
+    return mz_head_has(head, size, "rollout_id") && mz_head_has(head, size, "samples") ? 85 : 8;
 }
 
 /* The ids of one sample into in->ids; *tokens rows. NULL shape: it has none. */
@@ -52,8 +52,8 @@ static mz_code read_ids(slime_import *in, mz_datafile *file, const mz_value *sam
                        (long long)(*shape)->extent[1], (long long)(*shape)->extent[2]);
     if (text && text->type == MZ_VALUE_LIST && *tokens > 0 && *tokens >= text->count)
         return mz_fail(err, MZ_EINPUT,
-                       "%u tokens and %lld rows of %s: the last token was never routed and must "
-                       "have none",
+                       "%u tokens and %lld rows of %s, as many rows or more: the last token was "
+                       "never routed and must have none",
                        text->count, (long long)*tokens, name);
     if (!mz_grow((void **)&in->ids, &in->room, (size_t)(*shape)->elements + 1, sizeof *in->ids))
         return mz_fail_nomem(err, "a sample");
@@ -147,8 +147,10 @@ static mz_code import_files(mz_app *app, char **files, int count, const mz_impor
     }
     mz_progress_end(&progress);
     if (!code && !in.writer)
-        code = mz_fail(err, MZ_EINPUT, "%s: no sample has rollout_routed_experts that are not 0",
-                       files[0]);
+        code =
+            mz_fail(err, MZ_EINPUT,
+                    "%s: no sample has rollout_routed_experts, or every row of every layer is zero",
+                    files[0]);
     if (!code)
         code = mz_block_write(&in.block, in.writer, report, err);
     if (!code)

@@ -145,7 +145,8 @@ static mz_code read_sequences(verl_import *in, const char *path, mz_datafile *fi
             code = mz_import_stopped(in->app, err);
     }
     if (!code && !in->writer)
-        code = mz_fail(err, MZ_EINPUT, "%s: every row is zero: no expert ids in it", path);
+        code = mz_fail(err, MZ_EINPUT, "%s: every row of every layer is zero: no expert ids in it",
+                       path);
     if (!code)
         code = mz_block_write(&in->block, in->writer, in->report, err);
     return code ? code : mz_import_close(path, in->report, &in->writer, err);
