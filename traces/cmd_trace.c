@@ -561,13 +561,15 @@ static mz_code named_importer(const char *format, const mz_importer **found, mz_
                    near ? "'?" : "");
 }
 
+/* *sure: the user says so, or the content does. */
 static mz_code choose_importer(const import_args *args, const char *path, const mz_importer **found,
-                               mz_err *err) {
+                               bool *sure, mz_err *err) {
     unsigned char head[4096];
     size_t size = 0;
     int best = 0;
     const char *other = NULL; /* another format that fits as well */
     *found = NULL;
+    *sure = args->format != NULL;
     mz_code code = args->format ? named_importer(args->format, found, err) : MZ_OK;
     if (!code)
         code = read_head(path, head, sizeof head, &size, err);
@@ -593,6 +595,7 @@ static mz_code choose_importer(const import_args *args, const char *path, const 
     if (other)
         return mz_fail(err, MZ_EINPUT, "%s: may be %s or %s: pass --format with one of them", path,
                        (*found)->name, other);
+    *sure = best >= 50;
     if (*found)
         return MZ_OK;
     if (size >= 4 && memcmp(head, "\x89HDF", 4) == 0)
@@ -663,8 +666,9 @@ static mz_code import_files(mz_app *app, import_args *args, const bool *seen, ch
     const mz_importer *importer;
     mz_import_report report = {0};
     mz_trace_write_options write = {.deflate = (int)args->deflate, .half_weights = args->half};
-    mz_code code = choose_importer(args, files[0], &importer, err);
-    if (!code)
+    bool sure;
+    mz_code code = choose_importer(args, files[0], &importer, &sure, err);
+    if (!code && sure)
         code = refuse_answers(importer, seen, err);
     if (code)
         return code;
