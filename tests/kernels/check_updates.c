@@ -173,7 +173,7 @@ static double rough(tensor at, int64_t row, int64_t col, int64_t t) {
  * squares of their updates ten million times what the floor makes them. */
 static double apart(tensor at, int64_t row, int64_t col, int64_t t) {
     const bool lower = row >= (at.rows + 1) / 2, right = col >= at.cols / 2;
-    return lower != right ? 0 : lower ? 0x1p-20 : t < 2 ? 0x1p-14 : 0x1p6;
+    return lower != right ? 0 : lower ? 0x1p-26 : t < 2 ? 0x1p-20 : 1;
 }
 
 /* Row 2 is under the floor of its factor by about a quarter, on wide matrices. */
@@ -272,7 +272,7 @@ static void check_floors(rig *r) {
             a.gradient_type = (mz_dtype)rig_below(r, 2);
             if (r->small && tensors[i].rows * tensors[i].cols > 4000)
                 continue;
-            steps(r, a, tensors[i], 1, apart);
+            steps(r, a, tensors[i], 64, apart);
             steps(r, a, tensors[i], 1, near_floor);
             rig_clear(r);
         }
