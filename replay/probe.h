@@ -11,7 +11,8 @@
 
 typedef struct mz_probe mz_probe;
 
-/* Operands of what is timed: a bf16 value in +-1; two of them read as fp32 are finite as well. */
+/* Operands of what is timed: a bf16 value from 1/8 to below 2, of either sign; two of them read as
+ * fp32 are such a value as well. */
 static inline uint16_t mz_probe_operand(mz_rng *rng) {
     return (uint16_t)(0x3e00u + (mz_rng_u32(rng) & 0x81ffu));
 }
