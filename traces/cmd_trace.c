@@ -253,7 +253,7 @@ static const mz_opt_spec synth_spec = {
     .synopsis = "--load NAME | --like TRACE | --profile NAME [OPTIONS] -o FILE",
     .about =
         "Makes a synthetic trace: one of eight loads that each test one mechanism, a realistic "
-        "one, one like a\nrecorded trace, or one of a profile's parameters.",
+        "one,\none like a recorded trace, or one of a profile's parameters.",
     .example = "mizan trace synth --load hot-rank --ranks 8 --tokens 4096 -o hot.h5",
     .table = synth_table,
     .count = COUNT(synth_table),
