@@ -99,7 +99,7 @@ static bool refreshed(const mz_plan *plan, int32_t expert, int32_t rank) {
 static mz_code add_arrival(mz_experts *x, const mz_replay_call *call, const mz_plan *plan,
                            int32_t i, int32_t slot, bool *whole_step, mz_err *err) {
     const int32_t e = x->instance[i].expert, rank = plan->rank[i], layer = call->layer;
-    const int32_t owner = x->owner[(int64_t)layer * x->e->job.experts + e];
+    const int32_t owner = mz_experts_owner(x, layer, e);
     const bool owns = i == plan->begin[e];
     experts_arrival a = {.expert = e, .rank = rank, .slot = slot, .state = -1, .gradient = -1};
     const bool changes = change_of(x, plan, &a, whole_step);

@@ -14,7 +14,7 @@ typedef struct run {
 /* Slots with weights of their own; with `owners` those of first instances alone. */
 static bool counts(const mz_experts *x, int32_t layer, int32_t rank, int32_t slot, bool owners) {
     const int32_t e = experts_held(x, layer, rank)[slot];
-    return e >= 0 && (!owners || x->owner[(int64_t)layer * x->e->job.experts + e] == rank);
+    return e >= 0 && (!owners || mz_experts_owner(x, layer, e) == rank);
 }
 
 /* The next run from `at` on of at most `most` slots; false: there is none. */
@@ -196,7 +196,7 @@ static const mz_move *fresh_move(const mz_experts *x, int32_t layer, int32_t exp
 
 static mz_code refresh_slot(mz_experts *x, int32_t layer, int32_t rank, int32_t slot, mz_err *err) {
     const int32_t e = experts_held(x, layer, rank)[slot];
-    const int32_t owner = x->owner[(int64_t)layer * x->e->job.experts + e];
+    const int32_t owner = mz_experts_owner(x, layer, e);
     bool any;
     const mz_move *m = fresh_move(x, layer, e, rank, &any);
     if (any && (!m || m->src != owner))
@@ -241,7 +241,7 @@ static mz_code take_weights(mz_experts *x, int32_t layer, mz_err *err) {
                 mz_heap_take(x->e->heap, r, MZ_MEM_TEMPORARIES, job->experts * n * x->value_bytes,
                              "layer %d fresh weights", layer, part, err);
         for (int32_t e = 0; code == MZ_OK && !master && e < job->experts; e++) {
-            const int32_t owner = x->owner[(int64_t)layer * job->experts + e];
+            const int32_t owner = mz_experts_owner(x, layer, e);
             const experts_memory from =
                 experts_slot_memory(x, layer, owner, experts_slot(x, layer, owner, e));
             char *line = experts_at(part ? part->memory : NULL, e * n * x->value_bytes);
