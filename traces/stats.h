@@ -29,12 +29,12 @@
  * Halves      a, b: shares of tokens of the first floor(n/2) and the other tokens of a sequence of
  *             at least 32 tokens that chose e; correlation of a - q with b - q, sums running over
  *             sequences and experts, NaN where all have the mix q; for halves of different
- * sequences over all such pairs. Layers      first expert (largest weight, without weights the
- * first listed) of a token in layer l
- *             - 1 and l: mutual information in bits, as a share of the entropy at l; how often
- * guessing the commonest partner is right; how often guessing the commonest expert of l is. Plug-in
- *             estimates: too high where tokens are few against E^2. Tokens that a micro-batch has
- *             beyond 2^25 are left out.
+ *             sequences over all such pairs.
+ * Layers      first expert (largest weight, without weights the first listed) of a token in layer
+ *             l - 1 and l: mutual information in bits, as a share of the entropy at l; how often
+ *             guessing the commonest partner is right; how often guessing the commonest expert of l
+ *             is. Plug-in estimates: too high where tokens are few against E^2. Tokens that a
+ *             micro-batch has beyond 2^25 are left out.
  * Teams       c_ab tokens with both a and b, lift = (c_ab / sum c) / (p_a p_b), p_a = q_a / k: 99th
  *             percentile over used a != b, linear between ranks; best partner: mean over used a of
  *             max_b c_ab / c_a.
