@@ -299,14 +299,18 @@ static mz_code refuse(const bool *seen, const char *const *names, const char *wi
     return MZ_OK;
 }
 
+/* Whether the profile chosen makes counts; without a profile false. */
+static bool profile_of_counts(const synth_args *args) {
+    return args->profile - 1 == MZ_PROFILE_COLLAPSE || args->profile - 1 == MZ_PROFILE_BALANCED;
+}
+
 static mz_code check_synth(const synth_args *args, const bool *seen, mz_err *err) {
     static const char *const of_like[] = {"profile",      "load",     "layers",     "experts",
                                           "top-k",        "sequence", "model-name", "hidden",
                                           "intermediate", NULL};
     static const char *const of_counts[] = {"load", "shuffle", "sequence", "half", NULL};
     static const char *const of_pairs[] = {"load", NULL}, *const of_load[] = {"shuffle", NULL};
-    bool counts =
-        args->profile - 1 == MZ_PROFILE_COLLAPSE || args->profile - 1 == MZ_PROFILE_BALANCED;
+    bool counts = profile_of_counts(args);
     if (args->like)
         return refuse(seen, of_like, "--like, which follows the trace", err);
     if (!args->profile)
@@ -352,7 +356,7 @@ static mz_code synth_like(mz_app *app, const synth_args *args, const bool *seen,
 static mz_code synth_profile(mz_app *app, const synth_args *args,
                              const mz_trace_write_options *write, mz_err *err) {
     mz_profile profile = (mz_profile)(args->profile - 1);
-    bool counts = profile == MZ_PROFILE_COLLAPSE || profile == MZ_PROFILE_BALANCED;
+    bool counts = profile_of_counts(args);
     mz_synth_model model = {0};
     mz_synth_history history = {0};
     mz_model_options options = {.ranks = args->ranks,
