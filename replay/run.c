@@ -534,10 +534,7 @@ static mz_code choose_order(mz_replay *r, mz_err *err) {
     r->side_by_side = r->policies > 1 && r->options.order == MZ_ORDER_STEPS;
     if (r->policies == 1 || r->options.order != MZ_ORDER_AUTO)
         return MZ_OK;
-    /* Processes of a machine share its memory; each has a GPU of its own. */
-    const bool host = mz_kernels_backend(r->kernels) == MZ_BACKEND_HOST;
-    const int32_t sharing = host ? r->transport->neighbours : 1;
-    const double need = 2 * resident_bytes(r) * r->policies * sharing;
+    const double need = 2 * resident_bytes(r) * r->policies * mz_transport_sharing(r->transport);
     size_t available = 0; /* where that cannot be told, too */
     mz_kernels_memory(r->kernels, NULL, &available);
     const int32_t fits = need < 0.7 * (double)available;

@@ -364,12 +364,14 @@ int32_t mz_transport_threads(const mz_transport *t, int64_t asked) {
     return t->processes == 1 ? 0 : share < 1 ? 1 : share;
 }
 
+int32_t mz_transport_sharing(const mz_transport *t) {
+    return mz_kernels_backend(t->kernels) == MZ_BACKEND_HOST ? t->neighbours : 1;
+}
+
 mz_code mz_transport_room(const mz_transport *t, double *bytes, mz_err *err) {
     size_t all = 0;
     const mz_kstatus status = mz_kernels_memory(t->kernels, &all, NULL);
-    *bytes = (double)all;
-    if (mz_kernels_backend(t->kernels) == MZ_BACKEND_HOST)
-        *bytes /= t->neighbours;
+    *bytes = (double)all / mz_transport_sharing(t);
     return mz_kernel_code(t->kernels, status, err);
 }
 

@@ -97,8 +97,11 @@ void mz_transport_abort(mz_transport *transport);
  * processors (0, the kernels' own choice, for a process alone, which may be bound to fewer). */
 int32_t mz_transport_threads(const mz_transport *transport, int64_t asked);
 
-/* Bytes of memory that is this process's: all of its GPU's; of the machine's a share, equal to that
- * of the other processes there. The transport is attached. */
+/* Processes that take their memory from where this one does: those of the machine share its memory,
+ * each has a GPU of its own. The transport is attached. */
+int32_t mz_transport_sharing(const mz_transport *transport);
+
+/* Bytes of memory that is this process's: an equal share of what it and others take from. */
 mz_code mz_transport_room(const mz_transport *transport, double *bytes, mz_err *err);
 
 /* Status of a kernel call as a code; the message is the context's. */
