@@ -379,16 +379,6 @@ static mz_code take_call(csv_import *in, mz_err *err) {
     return code;
 }
 
-static int by_number(const void *a, const void *b) {
-    int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
-    return (x > y) - (x < y);
-}
-
-static bool is_dense(const csv_import *in, int64_t layer) {
-    const mz_labels *label = &in->gather.label;
-    return !bsearch(&layer, label->value, label->count, sizeof *label->value, by_number);
-}
-
 /* Calls in order, written whenever a step ends. */
 static mz_code take_calls(csv_import *in, mz_err *err) {
     const void *ahead = NULL;
@@ -398,7 +388,7 @@ static mz_code take_calls(csv_import *in, mz_err *err) {
         if (in->gather.entries > 0 && in->call[0].step != step)
             code = mz_gather_write(&in->gather, in->writer, in->report, err);
         step = in->call[0].step;
-        if (is_dense(in, in->call[0].layer))
+        if (mz_labels_find(&in->gather.label, in->call[0].layer) < 0)
             mz_rows_skip(in->report, 1, "layers without any selection (dense ones)");
         else if (!code)
             code = take_call(in, err);

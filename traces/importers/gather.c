@@ -82,27 +82,33 @@ mz_code mz_gather_tokens(const mz_import_options *options, int32_t top_k, int64_
     return MZ_OK;
 }
 
-static int by_number(const void *a, const void *b) {
-    int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
-    return (x > y) - (x < y);
-}
-
-mz_code mz_labels_add(mz_labels *labels, int64_t value, mz_err *err) {
+/* The first place of a number that is not below `value`. */
+static size_t place_of(const mz_labels *labels, int64_t value) {
     size_t low = 0, high = labels->count;
     while (low < high) {
         size_t middle = low + (high - low) / 2;
-        if (labels->value[middle] == value)
-            return MZ_OK;
         if (labels->value[middle] < value)
             low = middle + 1;
         else
             high = middle;
     }
+    return low;
+}
+
+int64_t mz_labels_find(const mz_labels *labels, int64_t value) {
+    size_t place = place_of(labels, value);
+    return place < labels->count && labels->value[place] == value ? (int64_t)place : -1;
+}
+
+mz_code mz_labels_add(mz_labels *labels, int64_t value, mz_err *err) {
+    size_t at = place_of(labels, value);
+    if (at < labels->count && labels->value[at] == value)
+        return MZ_OK;
     if (!mz_grow((void **)&labels->value, &labels->room, labels->count + 1, sizeof *labels->value))
         return mz_fail_nomem(err, "layers");
-    memmove(labels->value + low + 1, labels->value + low,
-            (labels->count - low) * sizeof *labels->value);
-    labels->value[low] = value;
+    memmove(labels->value + at + 1, labels->value + at,
+            (labels->count - at) * sizeof *labels->value);
+    labels->value[at] = value;
     labels->count++;
     return MZ_OK;
 }
@@ -186,8 +192,7 @@ static mz_code agree(const mz_gather *gather, const mz_gather_entry *entry, size
     for (size_t i = 0; i < entries; i++) {
         const mz_gather_key *key = &entry[i].key;
         int64_t held = entry[i].tokens;
-        if (!bsearch(&key->layer, gather->label.value, gather->label.count,
-                     sizeof *gather->label.value, by_number))
+        if (mz_labels_find(&gather->label, key->layer) < 0)
             return call_fault(gather, key, err,
                               "the steps before have no such layer; every step must hold the same "
                               "layers: leave this one out, or record it whole");
@@ -230,11 +235,9 @@ static mz_code write_calls(const mz_gather *gather, const mz_gather_entry *entry
     mz_code code = MZ_OK;
     for (size_t i = 0; i < entries && !code; i++) {
         const mz_gather_key *key = &entry[i].key;
-        const int64_t *label = bsearch(&key->layer, gather->label.value, gather->label.count,
-                                       sizeof *gather->label.value, by_number);
         mz_trace_call_data call = {.step = key->step,
                                    .micro_batch = key->micro_batch,
-                                   .layer = (int32_t)(label - gather->label.value),
+                                   .layer = (int32_t)mz_labels_find(&gather->label, key->layer),
                                    .rank = key->rank,
                                    .token_begin = begin[key->rank],
                                    .tokens = tokens[key->rank]};

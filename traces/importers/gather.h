@@ -16,6 +16,8 @@ typedef struct mz_labels {
     size_t count, room;
 } mz_labels;
 mz_code mz_labels_add(mz_labels *labels, int64_t value, mz_err *err);
+/* The place of a number, or -1. */
+int64_t mz_labels_find(const mz_labels *labels, int64_t value);
 void mz_labels_free(mz_labels *labels);
 
 typedef struct mz_gather_entry mz_gather_entry;
