@@ -86,7 +86,7 @@ static mz_code take_shape(verl_import *in, const char *path, const mz_npy_shape 
     return in->ids ? MZ_OK : mz_fail_nomem(err, "a sequence");
 }
 
-/* `first`: of the rows that are not padding. */
+/* `first`: the row that tells which layers are dense; those before it are zero. */
 static mz_code create(verl_import *in, const char *path, const mz_npy_shape *shape, int64_t first,
                       const char *output, const mz_trace_write_options *write, mz_err *err) {
     int64_t layers = shape->extent[2], row = layers * shape->extent[3];
@@ -117,7 +117,7 @@ static mz_code start(verl_import *in, const char *path, const mz_tensor *ids, co
                      padded ? "rows of padding" : "tokens without any expert (fillers)");
         return MZ_OK;
     }
-    return create(in, path, &ids->shape, padded ? first : 0, output, write, err);
+    return create(in, path, &ids->shape, first, output, write, err);
 }
 
 static mz_code read_sequences(verl_import *in, const char *path, mz_datafile *file,
