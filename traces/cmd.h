@@ -3,9 +3,15 @@
 #define MIZAN_TRACES_CMD_H
 
 #include "common/base/app.h"
+#include "common/base/opt.h"
 
 /* MZ_EINPUT when both paths are the same file, whatever they are called. */
 mz_code mz_keep_input(const char *input, const char *output, mz_err *err);
+
+/* The first option that the user gave and that is a word of neither list, or NULL. seen: as
+ * mz_opt_parse fills it; words: names of options, a space apart. */
+const char *mz_unread_option(const mz_opt_spec *spec, const bool *seen, const char *of_all,
+                             const char *of_format);
 
 /* mizan trace: info, compare, check, synth, import, export, cut. */
 mz_code mz_cmd_trace(mz_app *app, int argc, char **argv, mz_err *err);

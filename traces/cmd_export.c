@@ -1,7 +1,6 @@
 /* mizan trace export. */
 #include "traces/cmd.h"
 
-#include "common/base/opt.h"
 #include "traces/exporter.h"
 #include "traces/schema.h"
 
@@ -73,22 +72,14 @@ static mz_code choose_exporter(const char *format, const mz_exporter **found, mz
                    near ? "'?" : "");
 }
 
-static bool among(const char *const *names, const char *name) {
-    while (*names && strcmp(*names, name) != 0)
-        names++;
-    return *names != NULL;
-}
-
 /* Refuses options that the format does not read. */
 static mz_code check_options(const mz_exporter *exporter, const bool *seen, mz_err *err) {
-    static const char *const of_all[] = {"format", "list", "output", "quiet", "verbose", NULL};
-    for (int i = 0; i < export_spec.count; i++) {
-        const char *name = export_table[i].name;
-        if (seen[i] && !among(of_all, name) && !among(exporter->options, name))
-            return mz_fail(err, MZ_EINPUT, "--%s: has no meaning with format %s: leave it out",
-                           name, exporter->name);
-    }
-    return MZ_OK;
+    const char *name =
+        mz_unread_option(&export_spec, seen, "format list output quiet verbose", exporter->options);
+    if (!name)
+        return MZ_OK;
+    return mz_fail(err, MZ_EINPUT, "--%s: has no meaning with format %s: leave it out", name,
+                   exporter->name);
 }
 
 static bool begins(const char *text, const char *with) {

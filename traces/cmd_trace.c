@@ -1,7 +1,6 @@
 /* mizan trace: info, compare, check, synth, import, export, cut. */
 #include "traces/cmd.h"
 
-#include "common/base/opt.h"
 #include "common/io/input.h"
 #include "common/io/json.h"
 #include "traces/check.h"
@@ -27,6 +26,25 @@ static bool was_given(const mz_opt *table, int count, const bool *seen, const ch
         if (strcmp(table[i].name, name) == 0)
             return seen[i];
     return false;
+}
+
+/* Whether `name` is one of the words. */
+static bool is_word(const char *words, const char *name) {
+    size_t length = strlen(name);
+    for (const char *p = words; (p = strstr(p, name)) != NULL; p += length)
+        if ((p == words || p[-1] == ' ') && (p[length] == ' ' || p[length] == '\0'))
+            return true;
+    return false;
+}
+
+const char *mz_unread_option(const mz_opt_spec *spec, const bool *seen, const char *of_all,
+                             const char *of_format) {
+    for (int i = 0; i < spec->count; i++) {
+        const char *name = spec->table[i].name;
+        if (seen[i] && !is_word(of_all, name) && !is_word(of_format, name))
+            return name;
+    }
+    return NULL;
 }
 
 mz_code mz_keep_input(const char *input, const char *output, mz_err *err) {
@@ -618,38 +636,23 @@ static mz_code choose_importer(const import_args *args, const char *path, const 
                    path);
 }
 
-/* The options of `import` that every format reads, and those that are no answers. */
-static const char common_answers[] = "format list name source licence phase step-meaning "
-                                     "step-stride hidden intermediate deflate half "
-                                     "force output quiet verbose";
-
-/* Whether `name` is one of the words. */
-static bool is_word(const char *words, const char *name) {
-    size_t length = strlen(name);
-    for (const char *p = words; (p = strstr(p, name)) != NULL; p += length)
-        if ((p == words || p[-1] == ' ') && (p[length] == ' ' || p[length] == '\0'))
-            return true;
-    return false;
-}
-
-/* Refuses answers that the format does not ask for: nobody would read them. */
+/* Refuses answers that the format does not ask for. */
 static mz_code refuse_answers(const mz_importer *importer, const bool *seen, mz_err *err) {
-    for (int i = 0; i < COUNT(import_table) && importer->answers; i++) {
-        const char *name = import_table[i].name;
-        if (seen[i] && !is_word(common_answers, name) && !is_word(importer->answers, name))
-            return mz_fail(
-                err, MZ_EINPUT,
-                "--%s: has no meaning with %s files: leave it out (--list says what each "
-                "format reads)",
-                name, importer->name);
-    }
-    return MZ_OK;
+    static const char of_all[] = "format list name source licence phase step-meaning step-stride "
+                                 "hidden intermediate deflate half force output quiet verbose";
+    const char *name = mz_unread_option(&import_spec, seen, of_all, importer->answers);
+    if (!name)
+        return MZ_OK;
+    return mz_fail(err, MZ_EINPUT,
+                   "--%s: has no meaning with %s files: leave it out (--list says what each format "
+                   "reads)",
+                   name, importer->name);
 }
 
 /* One line for each. */
 static void list_importers(FILE *out) {
     for (int i = 0; mz_importers[i]; i++) {
-        const char *p = mz_importers[i]->answers ? mz_importers[i]->answers : "";
+        const char *p = mz_importers[i]->answers;
         fprintf(out, "%-15s %s%s", mz_importers[i]->name, mz_importers[i]->summary,
                 *p ? "; reads" : "");
         for (size_t length; *p; p += length + (p[length] == ' ')) {

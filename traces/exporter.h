@@ -27,8 +27,9 @@ typedef struct mz_export_report {
 typedef struct mz_exporter {
     const char *name; /* --format NAME */
     const char *summary;
-    const char *const *options; /* names of those of mz_export_options that it reads, NULL at the
-                                   end; others are refused */
+    /* Those of mz_export_options that it reads, by the names of their options: "first-step steps".
+     * Others are refused. */
+    const char *options;
     /* Writes `output`, a file or a folder, whole or not at all. MZ_EINPUT: the format cannot hold
      * this trace; the message says why and what to do. */
     mz_code (*export)(mz_app *app, mz_trace *trace, const mz_export_options *options,

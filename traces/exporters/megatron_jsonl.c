@@ -182,11 +182,9 @@ static mz_code export(mz_app *app, mz_trace *trace, const mz_export_options *opt
     return code;
 }
 
-static const char *const option_names[] = {"first-step", "steps", NULL};
-
 const mz_exporter mz_export_megatron_jsonl = {
     .name = "megatron-jsonl",
     .summary = "a folder with Megatron-LM's router trace, router_trace_rank{R}.jsonl",
-    .options = option_names,
+    .options = "first-step steps",
     .export = export,
 };

@@ -100,13 +100,9 @@ static mz_code export(mz_app *app, mz_trace *trace, const mz_export_options *opt
     return code;
 }
 
-static const char *const option_names[] = {"first-step",    "micro-batch", "layer",
-                                           "ranks",         "step-tokens", "hidden",
-                                           "element-bytes", "seed",        NULL};
-
 const mz_exporter mz_export_nccl_alltoallv = {
     .name = "nccl-alltoallv",
     .summary = "bytes between ranks of one dispatch, as nccl-tests' alltoallv_perf reads them",
-    .options = option_names,
+    .options = "first-step micro-batch layer ranks step-tokens hidden element-bytes seed",
     .export = export,
 };

@@ -263,11 +263,9 @@ static mz_code export(mz_app *app, mz_trace *trace, const mz_export_options *opt
     return code;
 }
 
-static const char *const option_names[] = {"first-step", "steps", NULL};
-
 const mz_exporter mz_export_npy = {
     .name = "npy",
     .summary = "a folder with ids.npy [tokens, layers, top_k], weights.npy, sequences.csv",
-    .options = option_names,
+    .options = "first-step steps",
     .export = export,
 };

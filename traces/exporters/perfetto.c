@@ -191,11 +191,9 @@ static mz_code export(mz_app *app, mz_trace *trace, const mz_export_options *opt
     return code;
 }
 
-static const char *const option_names[] = {"first-step", "steps", "ranks", NULL};
-
 const mz_exporter mz_export_perfetto = {
     .name = "perfetto",
     .summary = "unevenness of every layer over the steps, as counters for ui.perfetto.dev",
-    .options = option_names,
+    .options = "first-step steps ranks",
     .export = export,
 };

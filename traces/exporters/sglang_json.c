@@ -87,11 +87,9 @@ static mz_code export(mz_app *app, mz_trace *trace, const mz_export_options *opt
     return code;
 }
 
-static const char *const option_names[] = {"first-step", "steps", "sum", NULL};
-
 const mz_exporter mz_export_sglang_json = {
     .name = "sglang-json",
     .summary = "SGLang's logical_count, [steps][layers][experts] or with --sum [layers][experts]",
-    .options = option_names,
+    .options = "first-step steps sum",
     .export = export,
 };

@@ -158,12 +158,9 @@ static mz_code export(mz_app *app, mz_trace *trace, const mz_export_options *opt
     return code;
 }
 
-static const char *const option_names[] = {"first-step", "steps",         "ranks", "step-tokens",
-                                           "hidden",     "element-bytes", "seed",  NULL};
-
 const mz_exporter mz_export_smpi_ti = {
     .name = "smpi-ti",
     .summary = "a folder with dispatch and combine as SimGrid's SMPI replays them",
-    .options = option_names,
+    .options = "first-step steps ranks step-tokens hidden element-bytes seed",
     .export = export,
 };
