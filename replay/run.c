@@ -62,10 +62,6 @@ struct mz_replay {
 /* ---- what happens inside an engine -------------------------------------------------------------
  */
 
-static bool is_local(const mz_replay *r, int32_t rank) {
-    return rank >= r->transport->first && rank < r->transport->end;
-}
-
 /* Called at every phase of every rank: the place for faults, and for interrupts. */
 static mz_code notice(void *self, int32_t rank, mz_phase phase, int32_t layer, mz_err *err) {
     mz_replay *r = self;
@@ -74,7 +70,7 @@ static mz_code notice(void *self, int32_t rank, mz_phase phase, int32_t layer, m
         return mz_fail(err, MZ_EABORTED, "interrupted in %s of layer %d", mz_phase_name(phase),
                        layer);
     if (f->kind == MZ_FAULT_NONE || f->kind == MZ_FAULT_MEMORY || f->phase != phase ||
-        f->step != r->executed || !is_local(r, f->rank))
+        f->step != r->executed || !mz_transport_holds(r->transport, f->rank))
         return MZ_OK;
     if (f->kind == MZ_FAULT_CORRUPT)
         r->transport->corrupt = true;
@@ -147,7 +143,8 @@ static mz_code create_policy(mz_replay *r, replay_policy *p, const char *text, m
     if (code == MZ_OK)
         code = mz_measure_create(r->ranks, r->layers, &p->measure, err);
     const mz_fault *f = &r->options.fault;
-    if (code == MZ_OK && f->kind == MZ_FAULT_MEMORY && p == r->policy && is_local(r, f->rank))
+    if (code == MZ_OK && f->kind == MZ_FAULT_MEMORY && p == r->policy &&
+        mz_transport_holds(r->transport, f->rank))
         mz_heap_fail_at(p->heap, f->step);
     return code;
 }

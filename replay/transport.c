@@ -190,10 +190,6 @@ void mz_transport_abort(mz_transport *t) {
 /* ---- exchanges ---------------------------------------------------------------------------------
  */
 
-static bool is_local(const mz_transport *t, int32_t rank) {
-    return rank >= t->first && rank < t->end;
-}
-
 /* Where it happened: "process 1 (ranks 4 to 7), dispatch of layer 3". Alone it is one process. */
 static mz_code place(mz_transport *t, mz_err *err) {
     char where[96] = "";
@@ -217,7 +213,8 @@ static mz_code sort_lanes(mz_transport *t, const mz_lane *lane, int64_t lanes, i
     *outside = 0;
     memset(s->begin, 0, sizeof *s->begin * ((size_t)local + 1));
     for (int64_t i = 0; i < lanes; i++) {
-        const bool from = is_local(t, lane[i].from), to = is_local(t, lane[i].to);
+        const bool from = mz_transport_holds(t, lane[i].from),
+                   to = mz_transport_holds(t, lane[i].to);
         if (lane[i].bytes == 0 || (!from && !to))
             continue;
         if (from && to)
@@ -232,7 +229,8 @@ static mz_code sort_lanes(mz_transport *t, const mz_lane *lane, int64_t lanes, i
         s->begin[r + 1] += s->begin[r];
     int64_t out = 0;
     for (int64_t i = 0; i < lanes; i++) {
-        const bool from = is_local(t, lane[i].from), to = is_local(t, lane[i].to);
+        const bool from = mz_transport_holds(t, lane[i].from),
+                   to = mz_transport_holds(t, lane[i].to);
         if (lane[i].bytes == 0 || (!from && !to))
             continue;
         if (from && to)
@@ -299,10 +297,10 @@ static mz_code damage(mz_transport *t, const mz_lane *lane, int64_t lanes, mz_er
     size_t longest = 0;
     mz_code code = MZ_OK;
     for (int64_t i = 0; i < lanes; i++)
-        if (is_local(t, lane[i].to) && lane[i].bytes > longest)
+        if (mz_transport_holds(t, lane[i].to) && lane[i].bytes > longest)
             longest = lane[i].bytes;
     for (int64_t i = 0; code == MZ_OK && i < lanes; i++)
-        if (is_local(t, lane[i].to) && lane[i].bytes > longest / 4)
+        if (mz_transport_holds(t, lane[i].to) && lane[i].bytes > longest / 4)
             code = damage_lane(t, &lane[i], err);
     t->corrupt = t->corrupt && longest == 0;
     return code;
@@ -318,7 +316,7 @@ static mz_code exchange(mz_transport *t, const mz_lane *lane, int64_t lanes, dou
     if (code == MZ_OK)
         code = sort_lanes(t, lane, lanes, &outside, err);
     for (int64_t i = 0; code == MZ_OK && i < outside; i++)
-        if (is_local(t, s->outside[i].from))
+        if (mz_transport_holds(t, s->outside[i].from))
             t->moved.between += (int64_t)s->outside[i].bytes;
     if (code == MZ_OK && t->kind->start)
         code = t->kind->start(t, s->outside, outside, err);

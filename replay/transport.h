@@ -71,6 +71,11 @@ struct mz_transport {
     void *library, *self; /* of the kind */
 };
 
+/* Is it one of this process's ranks? */
+static inline bool mz_transport_holds(const mz_transport *t, int32_t rank) {
+    return rank >= t->first && rank < t->end;
+}
+
 /* Before any kernels context: a process learns which ranks (and which device) are its own. */
 mz_code mz_transport_open(const mz_transport_options *options, mz_transport **transport,
                           mz_err *err);

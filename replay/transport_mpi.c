@@ -156,7 +156,7 @@ static mz_code wait_all(mz_transport *t, mpi_link *l, mz_err *err) {
  */
 
 static bool sends(const mz_transport *t, const mz_lane *lane) {
-    return lane->from >= t->first && lane->from < t->end;
+    return mz_transport_holds(t, lane->from);
 }
 
 static int32_t peer_of(const mz_transport *t, const mz_lane *lane) {

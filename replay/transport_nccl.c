@@ -204,7 +204,7 @@ static void close_nccl(mz_transport *t) {
 }
 
 static mz_code add_lane(mz_transport *t, const nccl_state *s, const mz_lane *lane, mz_err *err) {
-    const bool sends = lane->from >= t->first && lane->from < t->end;
+    const bool sends = mz_transport_holds(t, lane->from);
     const int peer = mz_transport_home(t, sends ? lane->to : lane->from);
     const int status =
         sends ? s->api.send(lane->send, lane->bytes, NCCL_CHAR, peer, s->comm, t->stream)

@@ -578,7 +578,7 @@ static mz_code check_gradient(mz_verify *v, const mz_replay_call *call, int32_t 
                               gradient_value *value, int32_t values, mz_err *err) {
     const int64_t H = v->job.hidden, I = v->job.intermediate;
     const int32_t owner = mz_experts_owner(v->experts, v->layer, expert);
-    const bool own = owner >= v->transport->first && owner < v->transport->end;
+    const bool own = mz_transport_holds(v->transport, owner);
     for (int32_t m = 0; own && m < v->micro_batches; m++)
         for (int32_t r = 0; r < v->job.ranks; r++)
             add_rank(v, call + (int64_t)m * v->job.layers + v->layer, r, expert, value, values);
