@@ -12,8 +12,7 @@ import warnings
 
 import numpy as np
 
-from . import schema
-from .writer import Writer, output_path
+from .writer import Writer, check_choice, output_path
 
 _ROUTERS = ("gate", "router")
 
@@ -96,10 +95,7 @@ class Recorder:
         self._rank, self._ranks = _place(torch, rank, ranks)
         self.path = os.fspath(path) + (f".rank{self._rank}" if self._ranks > 1 else "")
         output_path(self.path)
-        if phase not in schema.CHOICES["phase"]:
-            raise ValueError(
-                f"phase is {phase!r}, must be one of {', '.join(schema.CHOICES['phase'])}"
-            )
+        check_choice("phase", phase)
         self._blocks = find_blocks(model)
         if not self._blocks:
             raise ValueError(

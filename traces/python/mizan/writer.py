@@ -275,6 +275,12 @@ def output_path(path):
     return real
 
 
+def check_choice(name, value):
+    """Refuses a fact that is none of its few words."""
+    if value not in schema.CHOICES[name]:
+        raise ValueError(f"{name} is {value!r}, must be one of {', '.join(schema.CHOICES[name])}")
+
+
 def _complete(path, facts):
     """Facts with every default filled in, checked; strings cut to their longest."""
     known = {name: entry for group in schema.FACTS.values() for name, entry in group.items()}
@@ -291,9 +297,8 @@ def _complete(path, facts):
         else:
             text = "".join(c if c.isprintable() else "?" for c in str(value))
             full[name] = text.encode()[:most].decode(errors="ignore")
-    for name, choices in schema.CHOICES.items():
-        if full[name] not in choices:
-            raise ValueError(f"{name} is {full[name]!r}, must be one of {', '.join(choices)}")
+    for name in schema.CHOICES:
+        check_choice(name, full[name])
     checks.facts(path, full)
     return full
 
