@@ -342,9 +342,8 @@ static mz_code first_window(replay_job *job, mz_load_source *source, mz_err *err
 
 static int64_t warmup_of(const replay_job *job) {
     const int64_t window = mz_stream_steps(job->stream);
-    if (job->warmup_given)
-        return job->args.warmup < window ? job->args.warmup : window;
-    return window < WARMUP_MOST ? window : WARMUP_MOST;
+    const int64_t most = job->warmup_given ? job->args.warmup : WARMUP_MOST;
+    return most < window ? most : window;
 }
 
 static mz_code execute(replay_job *job, mz_app *app, mz_err *err) {
