@@ -234,6 +234,15 @@ static void check_message(const bench *b, int32_t l) {
         assert_int_equal(kept, extreme(b, l, 5, b->keep[l], true, false));
 }
 
+/* A step passes; with pairs swapped it does not. The bench stays open. */
+static void swap_is_found(bench *b, const scene_options *o, uint64_t seed, const char *said) {
+    bench_open(b, o, seed);
+    assert_ok(bench_step(b), &b->m.err);
+    check_selections(b);
+    swap_extremes(b);
+    assert_fails(bench_step(b), MZ_ECHECK, said, &b->m.err);
+}
+
 static void swapped_pairs_are_found_among_many(void **state) {
     static const char *const policy[] = {"lrmoe[keep=0.1]", "lrmoe[keep=0.5]", "lrmoe[keep=0.9]",
                                          "lrmoe[keep=0.5,score=g,activations=resend]"};
@@ -241,11 +250,8 @@ static void swapped_pairs_are_found_among_many(void **state) {
         for (uint64_t seed = 430; seed < 433; seed++) {
             bench b;
             const scene_options o = one_cell(policy[i], 600);
-            bench_open(&b, &o, seed);
-            assert_ok(bench_step(&b), &b.m.err);
+            swap_is_found(&b, &o, seed, "is left out");
             assert_true(b.s.pair_begin[b.rank + 1] - b.s.pair_begin[b.rank] > 200);
-            swap_extremes(&b);
-            assert_fails(bench_step(&b), MZ_ECHECK, "is left out", &b.m.err);
             check_message(&b, strstr(b.m.err.msg, "layer 0") ? 0 : 1);
             bench_close(&b);
         }
@@ -256,10 +262,7 @@ static void swapped_pairs_are_found_among_few(void **state) {
         bench b;
         scene_options o = scene_usual("lrmoe[keep=0.5]", MZ_F32);
         o.tokens = 120;
-        bench_open(&b, &o, seed);
-        assert_ok(bench_step(&b), &b.m.err);
-        swap_extremes(&b);
-        assert_fails(bench_step(&b), MZ_ECHECK, "is left out", &b.m.err);
+        swap_is_found(&b, &o, seed, "is left out");
         bench_close(&b);
     }
 }
@@ -295,11 +298,7 @@ static void of_equal_scores_the_first_stay(void **state) {
         bench b;
         scene_options o = one_cell(policy[i / 2], i % 2 ? 600 : 30);
         o.weights = false;
-        bench_open(&b, &o, 460);
-        assert_ok(bench_step(&b), &b.m.err);
-        check_selections(&b);
-        swap_extremes(&b);
-        assert_fails(bench_step(&b), MZ_ECHECK, "of equal scores the first stays", &b.m.err);
+        swap_is_found(&b, &o, 460, "of equal scores the first stays");
         bench_close(&b);
     }
 }
