@@ -106,6 +106,15 @@ static void name(mz_result_file *measured, const char *digest) {
     assert_ok(mz_result_digest(measured->root, measured->digest, &err), &err);
 }
 
+/* The machine's probe while it was calibrated; room for those of the measurement. */
+static void probe(mz_result_file *predicted, double seconds, mz_result_file *measured) {
+    mz_err err;
+    json_object_set_new(json_object_get(predicted->root, "cluster"), "probe_s", json_real(seconds));
+    assert_ok(mz_result_digest(predicted->root, predicted->digest, &err), &err);
+    for (int i = 0; i < measured->runs; i++)
+        measured->run[i].probe_s = MZ_NEW(&measured->arena, double, measured->run[i].steps);
+}
+
 typedef struct checked {
     mz_result_file predicted, measured;
     check_result result;
@@ -353,15 +362,12 @@ static void slow_machine(void **state) {
     mz_err err;
     mz_result_file p = make(&plain), q = make(&m);
     check_result r;
-    json_object_set_new(json_object_get(p.root, "cluster"), "probe_s", json_real(4.5e-3));
-    assert_ok(mz_result_digest(p.root, p.digest, &err), &err);
-    for (int i = 0; i < q.runs; i++) {
-        q.run[i].probe_s = MZ_NEW(&q.arena, double, q.run[i].steps);
+    probe(&p, 4.5e-3, &q);
+    for (int i = 0; i < q.runs; i++)
         for (int64_t k = 0; k < q.run[i].steps; k++) {
             q.run[i].step_s[k] /= 0.9;
             q.run[i].probe_s[k] = k % 5 == 0 ? 1 : 5e-3; /* now and then a probe is disturbed */
         }
-    }
     name(&q, p.digest);
     assert_ok(check_files(&p, &q, &r, &err), &err);
     assert_true(r.probed && !r.passed);
@@ -406,13 +412,10 @@ static void records_without_probe(void **state) {
     for (int all = 0; all < 2; all++) {
         mz_result_file p = make(&plain), q = make(&m);
         check_result r;
-        json_object_set_new(json_object_get(p.root, "cluster"), "probe_s", json_real(4.5e-3));
-        assert_ok(mz_result_digest(p.root, p.digest, &err), &err);
-        for (int i = 0; i < q.runs; i++) {
-            q.run[i].probe_s = MZ_NEW(&q.arena, double, q.run[i].steps);
+        probe(&p, 4.5e-3, &q);
+        for (int i = 0; i < q.runs; i++)
             for (int64_t k = 0; k < q.run[i].steps; k++)
                 q.run[i].probe_s[k] = all || k % 3 > 0 ? 0 : k % 2 ? 4e-3 : 5e-3;
-        }
         name(&q, p.digest);
         assert_ok(check_files(&p, &q, &r, &err), &err);
         assert_int_equal(r.probed, !all);
