@@ -246,8 +246,8 @@ __global__ static void __launch_bounds__(CU_BLOCK) factored_statistics(step_work
         }
 }
 
-/* What sweep 1 left to do: rows below the floor; and whether some have added so much too much that
- * it may hide what the others have. */
+/* What sweep 1 left to do: rows below the floor; and whether some of them have added so much too
+ * much that it may hide what the others have. */
 typedef struct row_state {
     bool floored, hides;
 } row_state;
@@ -297,9 +297,9 @@ __global__ static void __launch_bounds__(CU_BLOCK) factored_columns(step_work w)
             weighted += part_of(w, wave, b, 1)[j];
         }
         if (rows.hides)
-            weighted = floored_terms(w, matrix, j, mean, gradient_scale(w.a), true);
-        else if (rows.floored)
-            weighted += floored_terms(w, matrix, j, mean, gradient_scale(w.a), false);
+            weighted = 0;
+        if (rows.floored)
+            weighted += floored_terms(w, matrix, j, mean, gradient_scale(w.a), rows.hides);
         const quad mean_square = {{col / (float)w.a.rows, 0, 0, 0}};
         const float c = average(&w.a.col[matrix * w.a.cols + j], 1, w.r.beta2, mean_square).at[0];
         const float bounded = c > w.r.least ? c : w.r.least;
