@@ -173,20 +173,24 @@ class Writing(InFolder):
             with self.assertRaisesRegex(ValueError, text):
                 writer.call(0, 0, 0, 0, 0, 1, **data)
             writer.abandon()
-        bad = {
-            "in a trace of counts": dict(ids=[[1, 2]]),
-            "not 8 integers": dict(counts=[2.0] * 8),
-            "not 8 integers ": dict(counts=[1] * 7),
-            "not within 0 to": dict(counts=[1 << 32] + [0] * 7),
-            "not within 0 to 2": dict(counts=[-1] + [1] * 7),
-        }
-        for text, data in bad.items():
+        bad = [
+            ("in a trace of counts", dict(ids=[[1, 2]])),
+            ("not 8 integers", dict(counts=[2.0] * 8)),
+            ("not 8 integers", dict(counts=[1] * 7)),
+            ("not within 0 to 2", dict(counts=[1 << 32] + [0] * 7)),
+            ("not within 0 to 2", dict(counts=[-1] + [1] * 7)),
+        ]
+        for text, data in bad:
             writer = mizan.Writer(self.path, dict(FACTS, kind="counts"))
-            with self.assertRaisesRegex(ValueError, text.strip()):
+            with self.assertRaisesRegex(ValueError, text):
                 writer.call(0, 0, 0, 0, 0, 1, **data)
             writer.abandon()
-        keys = {(0, 0, 2, 0): "layer 2 of 2", (0, 0, 0, 1): "rank 1 of 1"}
-        for key, text in {**keys, (-1, 0, 0, 0): "0 or more"}.items():
+        keys = {
+            (0, 0, 2, 0): "layer 2 of 2",
+            (0, 0, 0, 1): "rank 1 of 1",
+            (-1, 0, 0, 0): "0 or more",
+        }
+        for key, text in keys.items():
             writer = mizan.Writer(self.path, FACTS)
             with self.assertRaisesRegex(ValueError, text):
                 writer.call(*key, 0, 1, ids=[[1, 2]])
@@ -256,8 +260,11 @@ class Writing(InFolder):
         self.assertIsNot(recorder._current, failed)
 
     def test_facts_that_no_reader_takes_are_refused(self):
-        for fact, text in {"layers": "is 0", "hidden": "is -1", "top_k": "more than 8"}.items():
-            value = {"layers": 0, "hidden": -1, "top_k": 9}[fact]
+        for fact, value, text in (
+            ("layers", 0, "is 0"),
+            ("hidden", -1, "is -1"),
+            ("top_k", 9, "more than 8"),
+        ):
             with self.assertRaisesRegex(mizan.TraceError, text):
                 mizan.Writer(self.path, {**FACTS, fact: value})
 
