@@ -80,6 +80,15 @@ mz_code mz_import_top_k(const char *path, const mz_import_options *options, int6
     return MZ_OK;
 }
 
+mz_code mz_import_experts(const char *path, const mz_import_options *options, int64_t experts,
+                          mz_trace_facts *facts, mz_err *err) {
+    if (options->experts > 0 && options->experts != experts)
+        return mz_fail(err, MZ_EINPUT, "%s: %lld experts in the file, but --experts %lld", path,
+                       (long long)experts, (long long)options->experts);
+    facts->experts = (int32_t)experts;
+    return mz_import_top_k(path, options, experts, &facts->top_k, err);
+}
+
 mz_code mz_import_need_phase(mz_err *err, const char *path, const mz_import_options *options) {
     if (options->phase)
         return MZ_OK;

@@ -31,6 +31,11 @@ mz_code mz_import_ask(mz_err *err, const char *path, const char *what, const cha
 mz_code mz_import_top_k(const char *path, const mz_import_options *options, int64_t experts,
                         int32_t *top_k, mz_err *err);
 
+/* The experts of a file that does not hold top-k, and --top-k, into the facts. MZ_EINPUT: --experts
+ * says otherwise, and as mz_import_top_k. */
+mz_code mz_import_experts(const char *path, const mz_import_options *options, int64_t experts,
+                          mz_trace_facts *facts, mz_err *err);
+
 /* MZ_EINPUT unless --phase was given: the source does not tell it. */
 mz_code mz_import_need_phase(mz_err *err, const char *path, const mz_import_options *options);
 

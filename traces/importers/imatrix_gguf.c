@@ -360,16 +360,9 @@ static mz_code import_files(mz_app *app, char **files, int count, const mz_impor
         code = mz_datafile_open(files[0], &in.file, err);
     if (!code)
         code = read_header(&in, err);
+    in.facts.ranks = 1;
     if (!code)
-        code =
-            mz_import_top_k(files[0], options, in.tensor[0].shape.extent[0], &in.facts.top_k, err);
-    if (!code) {
-        in.facts.experts = (int32_t)in.tensor[0].shape.extent[0];
-        in.facts.ranks = 1;
-        if (options->experts > 0 && options->experts != in.facts.experts)
-            code = mz_fail(err, MZ_EINPUT, "%s: %d experts in the file, but --experts %lld",
-                           files[0], in.facts.experts, (long long)options->experts);
-    }
+        code = mz_import_experts(files[0], options, in.tensor[0].shape.extent[0], &in.facts, err);
     if (!code)
         code = read_layers(&in, err);
     if (!code)

@@ -56,13 +56,9 @@ static mz_code take_shape(matrices_import *in, const char *path, mz_err *err) {
                        "%s: %lld layers and %lld experts are not plausible; the axes must be "
                        "requests, layers, experts",
                        path, (long long)shape->extent[1], (long long)shape->extent[2]);
-    if (in->options->experts > 0 && in->options->experts != shape->extent[2])
-        return mz_fail(err, MZ_EINPUT, "%s: %lld experts in the file, but --experts %lld", path,
-                       (long long)shape->extent[2], (long long)in->options->experts);
-    mz_code code = mz_import_top_k(path, in->options, shape->extent[2], &in->facts.top_k, err);
+    mz_code code = mz_import_experts(path, in->options, shape->extent[2], &in->facts, err);
     if (code)
         return code;
-    in->facts.experts = (int32_t)shape->extent[2];
     in->facts.ranks = 1;
     in->real = mz_calloc((size_t)shape->extent[2], sizeof *in->real);
     in->row = mz_calloc((size_t)shape->extent[1], (size_t)shape->extent[2] * sizeof *in->row);

@@ -142,16 +142,12 @@ static mz_code take_shape(logits_import *in, mz_err *err) {
                        "%s: %lld layers and %lld experts are not plausible; the axes must be "
                        "[samples,] layers, tokens, experts",
                        in->path, (long long)in->layers, (long long)in->experts);
-    if (o->experts > 0 && o->experts != in->experts)
-        return mz_fail(err, MZ_EINPUT, "%s: %lld experts in the file, but --experts %lld", in->path,
-                       (long long)in->experts, (long long)o->experts);
-    mz_code code = mz_import_top_k(in->path, o, in->experts, &in->facts.top_k, err);
+    mz_code code = mz_import_experts(in->path, o, in->experts, &in->facts, err);
     if (!code)
         code = mz_scores_parse(in->path, o->scores, &in->scores, err);
     if (code)
         return code;
     in->facts.layers = in->block.layers = (int32_t)in->layers;
-    in->facts.experts = (int32_t)in->experts;
     in->block.top_k = in->facts.top_k;
     in->facts.ranks = 1;
     in->facts.has_sequences = first == 1;

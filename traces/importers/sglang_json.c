@@ -116,13 +116,9 @@ static mz_code take_shape(sglang_import *in, const json_t *element, mz_err *err)
         return mz_fail(err, MZ_EINPUT,
                        "%s: counts of %s, unlike those of the files before: import them apart",
                        in->path, in->steps ? "steps" : "a whole run");
-    if (in->options->experts > 0 && in->options->experts != (int64_t)experts)
-        return mz_fail(err, MZ_EINPUT, "%s: %zu experts in the file, but --experts %lld", in->path,
-                       experts, (long long)in->options->experts);
-    mz_code code = mz_import_top_k(in->path, in->options, (int64_t)experts, &in->facts.top_k, err);
+    mz_code code = mz_import_experts(in->path, in->options, (int64_t)experts, &in->facts, err);
     if (code)
         return code;
-    in->facts.experts = (int32_t)experts;
     if (in->steps)
         in->layers = (int64_t)layers;
     if (!mz_grow((void **)&in->count, &in->count_room, layers * experts, sizeof *in->count))

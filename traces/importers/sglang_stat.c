@@ -49,15 +49,11 @@ static mz_code take_shape(stat_import *in, const char *path, const mz_value *roo
                        path, (long long)shape->extent[1], (long long)shape->extent[2]);
     if (in->row)
         return MZ_OK;
-    if (in->options->experts > 0 && in->options->experts != shape->extent[2])
-        return mz_fail(err, MZ_EINPUT, "%s: %lld experts in the file, but --experts %lld", path,
-                       (long long)shape->extent[2], (long long)in->options->experts);
-    mz_code code = mz_import_top_k(path, in->options, shape->extent[2], &in->facts.top_k, err);
+    mz_code code = mz_import_experts(path, in->options, shape->extent[2], &in->facts, err);
     if (code)
         return code;
     in->layers = shape->extent[1];
     in->facts.model_layers = (int32_t)in->layers;
-    in->facts.experts = (int32_t)shape->extent[2];
     in->facts.ranks = 1;
     in->row = mz_calloc((size_t)in->facts.experts, sizeof *in->row);
     return in->row ? MZ_OK : mz_fail_nomem(err, "a row of counts");

@@ -205,17 +205,13 @@ static mz_code note_missing(mz_import_report *report, const log_file *list, int6
 
 static mz_code take_shape(const log_file *list, int count, int64_t ranks, const log_table *table,
                           const mz_import_options *options, mz_trace_facts *facts, mz_err *err) {
-    if (options->experts > 0 && options->experts != table->experts)
-        return mz_fail(err, MZ_EINPUT, "%s: %lld experts in the file, but --experts %lld",
-                       list[0].path, (long long)table->experts, (long long)options->experts);
     if (table->experts > MZ_EXPERTS_MAX || table->batches > MZ_RANKS_MAX)
         return mz_fail(err, MZ_EINPUT, "%s: %lld experts or %lld micro-batches are not plausible",
                        list[0].path, (long long)table->experts, (long long)table->batches);
-    mz_code code = mz_import_top_k(list[0].path, options, table->experts, &facts->top_k, err);
+    mz_code code = mz_import_experts(list[0].path, options, table->experts, facts, err);
     if (code)
         return code;
     facts->layers = (int32_t)table->layers;
-    facts->experts = (int32_t)table->experts;
     facts->ranks = (int32_t)ranks;
     if (options->step_stride > 0)
         return MZ_OK;

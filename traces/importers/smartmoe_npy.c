@@ -35,14 +35,10 @@ static mz_code take_shape(const char *path, const mz_npy_shape *shape,
                        "%s: the shape is not plausible; the axes must be steps, layers, ranks, "
                        "micro-batches, experts",
                        path);
-    if (options->experts > 0 && options->experts != extent[4])
-        return mz_fail(err, MZ_EINPUT, "%s: %lld experts in the file, but --experts %lld", path,
-                       (long long)extent[4], (long long)options->experts);
     facts->layers = (int32_t)extent[1];
     facts->ranks = (int32_t)extent[2];
-    facts->experts = (int32_t)extent[4];
     facts->step_stride = options->step_stride > 0 ? options->step_stride : RECORDED_STRIDE;
-    return mz_import_top_k(path, options, extent[4], &facts->top_k, err);
+    return mz_import_experts(path, options, extent[4], facts, err);
 }
 
 /* The next `each` counts into *count, which grows with what the file really holds. */

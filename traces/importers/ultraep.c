@@ -78,13 +78,9 @@ static mz_code read_manifest(ultraep_import *in, const char *path, mz_err *err) 
     json_decref(json);
     if (code)
         return code;
-    if (in->options->experts > 0 && in->options->experts != experts)
-        return mz_fail(err, MZ_EINPUT, "%s: %lld experts in the file, but --experts %lld", path,
-                       (long long)experts, (long long)in->options->experts);
-    code = mz_import_top_k(path, in->options, experts, &in->facts.top_k, err);
+    code = mz_import_experts(path, in->options, experts, &in->facts, err);
     if (code)
         return code;
-    in->facts.experts = (int32_t)experts;
     in->facts.ranks = 1;
     in->row = mz_calloc((size_t)experts, sizeof *in->row);
     in->records.size = sizeof(load_key) + (size_t)experts * sizeof(uint32_t);
