@@ -86,12 +86,8 @@ static mz_code take_row(void *self, const mz_jsonl *lines, mz_err *err) {
     if (!code)
         code = mz_jsonl_ids(lines, "experts", json_object_get(lines->object, "experts"),
                             in->facts.top_k, in->facts.experts, in->expert, err);
-    if (!code && !in->facts.has_weight && json_object_get(lines->object, "gating_probs"))
-        code = mz_jsonl_fail(lines, err, "\"gating_probs\", which the first row has not");
-    if (!code && in->facts.has_weight)
-        code =
-            mz_jsonl_weights(lines, "gating_probs", json_object_get(lines->object, "gating_probs"),
-                             in->facts.top_k, in->weight, err);
+    if (!code)
+        code = mz_tokens_weights(&in->tokens, lines, "gating_probs", in->weight, err);
     return code ? code
                 : mz_tokens_add(&in->tokens, sequence, token, layer, in->expert, in->weight, err);
 }

@@ -39,6 +39,14 @@ mz_code mz_tokens_sequence(mz_tokens *tokens, const char *name, int32_t domain, 
     return MZ_OK;
 }
 
+mz_code mz_tokens_weights(const mz_tokens *tokens, const mz_jsonl *lines, const char *key,
+                          float *weight, mz_err *err) {
+    const json_t *array = json_object_get(lines->object, key);
+    if (tokens->facts->has_weight)
+        return mz_jsonl_weights(lines, key, array, tokens->facts->top_k, weight, err);
+    return array ? mz_jsonl_fail(lines, err, "\"%s\", which the first row has not", key) : MZ_OK;
+}
+
 mz_code mz_tokens_add(mz_tokens *tokens, int32_t sequence, int64_t token, int64_t layer,
                       const uint16_t *expert, const float *weight, mz_err *err) {
     size_t k = (size_t)tokens->facts->top_k;

@@ -116,12 +116,7 @@ static mz_code read_row(logger_import *in, const mz_jsonl *lines, mz_err *err) {
     if (!code)
         code = mz_jsonl_ids(lines, "topk_ids", json_object_get(object, "topk_ids"), in->facts.top_k,
                             in->facts.experts, in->row.expert, err);
-    if (!code && !in->facts.has_weight && json_object_get(object, "topk_weights"))
-        code = mz_jsonl_fail(lines, err, "\"topk_weights\", which the first row has not");
-    if (!code && in->facts.has_weight)
-        code = mz_jsonl_weights(lines, "topk_weights", json_object_get(object, "topk_weights"),
-                                in->facts.top_k, in->row.weight, err);
-    return code;
+    return code ? code : mz_tokens_weights(&in->tokens, lines, "topk_weights", in->row.weight, err);
 }
 
 /* Whether the row equals row *first, the first one of its layer (which it may be). */
