@@ -767,8 +767,7 @@ static mz_code run_check(mz_app *app, int argc, char **argv, mz_err *err) {
         int64_t faults = 0;
         code = mz_trace_check(app, argv[i], args.limit, app->out, &faults, err);
         if (!code && faults == 0) {
-            snprintf(path, sizeof path, "%s", argv[i]);
-            mz_clean_line(path);
+            mz_format_line(path, sizeof path, "%s", argv[i]);
             fprintf(app->out, "%s: sound\n", path);
         }
         wrong += faults > 0;

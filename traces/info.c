@@ -338,8 +338,7 @@ static void print_head(const mz_trace *trace, const mz_trace_info *info, FILE *o
     if (f->hidden)
         snprintf(dims, sizeof dims, ", hidden %lld, intermediate %lld", (long long)f->hidden,
                  (long long)f->intermediate);
-    snprintf(path, sizeof path, "%s", mz_trace_path(trace));
-    mz_clean_line(path);
+    mz_format_line(path, sizeof path, "%s", mz_trace_path(trace));
     fprintf(out, "%s%s\n", path,
             mz_trace_complete(trace) ? "" : " (not closed by its writer; holds what was flushed)");
     fprintf(out, "model     %s: %d MoE layers, %d experts, top-k %s%s\n", f->name, f->layers,

@@ -12,8 +12,8 @@
 typedef struct mz_app {
     FILE *out;                         /* results: stdout */
     mz_log log;                        /* people: stderr */
-    const volatile sig_atomic_t *stop; /* set by SIGINT/SIGTERM; commands write what is complete
-                                          and return MZ_EABORTED */
+    const volatile sig_atomic_t *stop; /* set by SIGINT, SIGTERM or SIGHUP; commands write what is
+                                          complete and return MZ_EABORTED */
     const char *data_dir;              /* installed or source directory with sim/cluster/profiles,
                                           sim/model/configs, traces/example */
     const char *version;               /* "0.1.0" */

@@ -7,6 +7,9 @@
 #ifndef MIZAN_BASE_ERR_H
 #define MIZAN_BASE_ERR_H
 
+#include <stdarg.h>
+#include <stddef.h>
+
 /* Values 0-4 are the program's exit codes (DESIGN: output). */
 typedef enum mz_code {
     MZ_OK = 0,
@@ -15,7 +18,7 @@ typedef enum mz_code {
     MZ_EHARDWARE = 3, /* missing hardware or library */
     MZ_EINTERNAL = 4, /* a bug, or a failed system call that is nobody's input */
     MZ_ENOMEM = 5,    /* allocation failed; exits with 4 */
-    MZ_EABORTED = 6   /* the user interrupted (SIGINT); exits with 130 */
+    MZ_EABORTED = 6   /* the user interrupted (SIGINT, SIGTERM, SIGHUP); exits with 130 */
 } mz_code;
 
 enum { MZ_ERR_MAX = 768 };
@@ -38,9 +41,10 @@ mz_code mz_fail(mz_err *err, mz_code code, const char *fmt, ...) MZ_PRINTF(3, 4)
 /* Prepends "text: " to the message of an error already set; returns its code. */
 mz_code mz_err_prefix(mz_err *err, const char *fmt, ...) MZ_PRINTF(2, 3);
 
-/* Replaces line breaks and control characters by '?': what is printed from a file or a path stays
- * one line. */
-void mz_clean_line(char *text);
+/* printf into a buffer of at least 4 bytes, with '?' for line breaks and control characters and
+ * "..." at the end of what is too long: what is printed from a file or a path stays one line. */
+void mz_format_line(char *buffer, size_t size, const char *fmt, ...) MZ_PRINTF(3, 4);
+void mz_vformat_line(char *buffer, size_t size, const char *fmt, va_list args);
 
 /* The usual failure of malloc and friends, in one place. `what` names what was to be stored. */
 mz_code mz_fail_nomem(mz_err *err, const char *what);

@@ -1,6 +1,5 @@
 #include "common/base/log.h"
 
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -31,9 +30,8 @@ static void say(const mz_log *log, const char *label, const char *fmt, va_list a
         fprintf(log->stream, log->color ? "\033[33m%s:\033[0m " : "%s: ", label);
     /* A path may hold anything: one message is one line. */
     char text[4 * MZ_ERR_MAX];
-    int length = vsnprintf(text, sizeof text, fmt, args);
-    mz_clean_line(text);
-    fprintf(log->stream, length >= (int)sizeof text ? "%s...\n" : "%s\n", text);
+    mz_vformat_line(text, sizeof text, fmt, args);
+    fprintf(log->stream, "%s\n", text);
     fflush(log->stream);
 }
 
