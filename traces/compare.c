@@ -56,10 +56,6 @@ void mz_stats_compare_print(const mz_stats_difference *differences, FILE *out) {
             outside, compared);
 }
 
-static json_t *number(double value) {
-    return isfinite(value) ? json_real(value) : json_null();
-}
-
 json_t *mz_stats_compare_json(const char *path_a, const char *path_b,
                               const mz_stats_difference *differences, int outside) {
     json_t *all = json_object();
@@ -67,10 +63,10 @@ json_t *mz_stats_compare_json(const char *path_a, const char *path_b,
         const mz_stats_name *name = &mz_stats_names[m];
         const mz_stats_difference *d = &differences[m];
         json_object_set_new(all, name->key,
-                            json_pack("{s:o, s:o, s:o, s:f, s:b, s:o}", "first", number(d->a),
-                                      "second", number(d->b), "difference", number(d->difference),
-                                      "tolerance", name->tolerance, "relative", (int)name->relative,
-                                      "within",
+                            json_pack("{s:o, s:o, s:o, s:f, s:b, s:o}", "first",
+                                      mz_json_number(d->a), "second", mz_json_number(d->b),
+                                      "difference", mz_json_number(d->difference), "tolerance",
+                                      name->tolerance, "relative", (int)name->relative, "within",
                                       d->compared ? json_boolean(d->within) : json_null()));
     }
     return json_pack("{s:s, s:o, s:o, s:i, s:o}", "schema", "mizan-trace-compare/1", "first",

@@ -260,15 +260,11 @@ static const char *const metric_keys[MZ_INFO_METRICS] = {
     "call_rank_max_over_mean_worst",
 };
 
-static json_t *number(double value) {
-    return isfinite(value) ? json_real(value) : json_null();
-}
-
 static json_t *metrics_json(const double *metric) {
     json_t *object = json_object();
     int bad = 0;
     for (int m = 0; m < MZ_INFO_METRICS; m++)
-        bad |= json_object_set_new(object, metric_keys[m], number(metric[m]));
+        bad |= json_object_set_new(object, metric_keys[m], mz_json_number(metric[m]));
     if (!bad)
         return object;
     json_decref(object);

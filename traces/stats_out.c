@@ -1,6 +1,8 @@
 /* The statistics as a table and as JSON. */
 #include "traces/stats_private.h"
 
+#include "common/io/json.h"
+
 const mz_stats_name mz_stats_names[MZ_STATS_METRICS] = {
     {"expert_max_over_mean", "max/mean", "experts' loads, whole window", false, 2, true, 0.15},
     {"expert_max_violation", "MaxVio = max/mean - 1", "experts' loads, whole window", false, 2,
@@ -112,10 +114,6 @@ const mz_stats_name mz_stats_names[MZ_STATS_METRICS] = {
     {"gate_weight_1_p90", "rank 1, 90th percentile", "gate weights", false, 2, true, 0.15},
 };
 
-static json_t *number(double value) {
-    return isfinite(value) ? json_real(value) : json_null();
-}
-
 /* One metric, null where no layer has it; NULL when memory is short. */
 static json_t *metric_json(const mz_trace_stats *stats, int m) {
     if (isnan(stats->mean[m]))
@@ -123,11 +121,11 @@ static json_t *metric_json(const mz_trace_stats *stats, int m) {
     json_t *layers = json_array();
     int bad = 0;
     for (int32_t l = 0; l < stats->layers; l++)
-        bad |=
-            json_array_append_new(layers, number(stats->layer[(int64_t)l * MZ_STATS_METRICS + m]));
-    json_t *metric =
-        json_pack("{s:o, s:o, s:o, s:o}", "mean", number(stats->mean[m]), "low",
-                  number(stats->low[m]), "high", number(stats->high[m]), "layers", layers);
+        bad |= json_array_append_new(
+            layers, mz_json_number(stats->layer[(int64_t)l * MZ_STATS_METRICS + m]));
+    json_t *metric = json_pack("{s:o, s:o, s:o, s:o}", "mean", mz_json_number(stats->mean[m]),
+                               "low", mz_json_number(stats->low[m]), "high",
+                               mz_json_number(stats->high[m]), "layers", layers);
     if (!bad)
         return metric;
     json_decref(metric);

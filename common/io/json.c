@@ -257,6 +257,10 @@ json_t *mz_json_text(const char *text) {
     return value;
 }
 
+json_t *mz_json_number(double value) {
+    return isfinite(value) ? json_real(value) : json_null();
+}
+
 static mz_code write_value(const json_t *value, int depth, FILE *out, mz_err *err);
 
 static void write_string(const char *text, size_t length, FILE *out) {

@@ -47,6 +47,8 @@ mz_code mz_json_no_more(mz_json *view, mz_err *err);
 /* A string for output: text that is not UTF-8 (a path may be anything) gets '?' for its bytes
  * beyond ASCII. NULL when memory is short. */
 json_t *mz_json_text(const char *text);
+/* A number for output, null where it is not finite. NULL when memory is short. */
+json_t *mz_json_number(double value);
 
 /* Writes with 2-space indent, lists of plain values on one line, keys in insertion order,
  * reals with 15 to 17 significant digits, the fewest that read back equal, non-finite numbers

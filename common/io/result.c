@@ -39,10 +39,6 @@ static void put(json_t *object, const char *key, json_t *value, int *failed) {
         ++*failed;
 }
 
-static json_t *real_or_null(double value) {
-    return isfinite(value) ? json_real(value) : json_null();
-}
-
 static json_t *text_or_null(const char *text) {
     return text[0] ? mz_json_text(text) : json_null();
 }
@@ -53,17 +49,17 @@ static json_t *shared_or_null(json_t *value) {
 
 static json_t *time_stat(mz_stat stat, int *failed) {
     json_t *object = json_object();
-    put(object, "mean", real_or_null(stat.mean), failed);
-    put(object, "p50", real_or_null(stat.p50), failed);
-    put(object, "p95", real_or_null(stat.p95), failed);
+    put(object, "mean", mz_json_number(stat.mean), failed);
+    put(object, "p50", mz_json_number(stat.p50), failed);
+    put(object, "p95", mz_json_number(stat.p95), failed);
     return object;
 }
 
 static json_t *imbalance_stat(mz_stat stat, int *failed) {
     json_t *object = json_object();
-    put(object, "mean", real_or_null(stat.mean), failed);
-    put(object, "p95", real_or_null(stat.p95), failed);
-    put(object, "max", real_or_null(stat.max), failed);
+    put(object, "mean", mz_json_number(stat.mean), failed);
+    put(object, "p95", mz_json_number(stat.p95), failed);
+    put(object, "max", mz_json_number(stat.max), failed);
     return object;
 }
 
@@ -77,14 +73,14 @@ static json_t *memory_json(const mz_run *run, int *failed) {
 static json_t *phases_json(const mz_run *run, int *failed) {
     json_t *object = json_object();
     for (int i = 0; i < run->phases; i++)
-        put(object, run->phase_name[i], real_or_null(run->phase_s[i]), failed);
+        put(object, run->phase_name[i], mz_json_number(run->phase_s[i]), failed);
     return object;
 }
 
 static json_t *reals_json(const double *value, int64_t count, int *failed) {
     json_t *list = json_array();
     for (int64_t i = 0; i < count; i++)
-        *failed += json_array_append_new(list, real_or_null(value[i])) != 0;
+        *failed += json_array_append_new(list, mz_json_number(value[i])) != 0;
     return list;
 }
 
@@ -155,8 +151,8 @@ static json_t *run_json(const mz_run *run, const mz_result *result, int *failed)
     put(o, "lossy", json_boolean(run->lossy), failed);
     put(o, "steps", json_integer(run->steps), failed);
     put(o, "step_time_s", time_stat(run->step_time_s, failed), failed);
-    put(o, "moe_time_s", real_or_null(run->moe_time_s), failed);
-    put(o, "tokens_per_s", real_or_null(run->tokens_per_s), failed);
+    put(o, "moe_time_s", mz_json_number(run->moe_time_s), failed);
+    put(o, "tokens_per_s", mz_json_number(run->tokens_per_s), failed);
     put(o, "peak_memory_bytes", json_integer(run->peak_memory_bytes), failed);
     put(o, "memory_bytes", memory_json(run, failed), failed);
     put(o, "capacity_bytes", json_integer(run->capacity_bytes), failed);
@@ -175,15 +171,15 @@ static json_t *run_json(const mz_run *run, const mz_result *result, int *failed)
     put(o, "backward_dispatch_bytes", json_integer(run->backward_dispatch_bytes), failed);
     put(o, "backward_combine_bytes", json_integer(run->backward_combine_bytes), failed);
     put(o, "transfer_bytes", json_integer(run->transfer_bytes), failed);
-    put(o, "kept_pairs_fraction", real_or_null(run->kept_pairs_fraction), failed);
-    put(o, "kept_score_mass", real_or_null(run->kept_score_mass), failed);
+    put(o, "kept_pairs_fraction", mz_json_number(run->kept_pairs_fraction), failed);
+    put(o, "kept_score_mass", mz_json_number(run->kept_score_mass), failed);
     put(o, "score_source", text_or_null(run->score_source), failed);
-    put(o, "dropped_pairs_fraction", real_or_null(run->dropped_pairs_fraction), failed);
+    put(o, "dropped_pairs_fraction", mz_json_number(run->dropped_pairs_fraction), failed);
     put(o, "phases_s", phases_json(run, failed), failed);
-    put(o, "planner_s", real_or_null(run->planner_s), failed);
-    put(o, "planner_hidden_s", real_or_null(run->planner_hidden_s), failed);
+    put(o, "planner_s", mz_json_number(run->planner_s), failed);
+    put(o, "planner_hidden_s", mz_json_number(run->planner_hidden_s), failed);
     if (result->timing)
-        put(o, "planner_measured_s", real_or_null(run->planner_measured_s), failed);
+        put(o, "planner_measured_s", mz_json_number(run->planner_measured_s), failed);
     if (result->detail)
         put(o, "detail", detail_json(run, failed), failed);
     return o;

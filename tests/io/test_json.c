@@ -43,6 +43,9 @@ static void shortest_reals(void **state) {
     assert_writes(json_real(1e300), "1e+300\n");
     assert_writes(json_real(0.1 + 0.2), "0.30000000000000004\n");
     assert_writes(json_real(5e-324), "4.94065645841247e-324\n");
+    assert_writes(mz_json_number(-1.5), "-1.5\n");
+    assert_writes(mz_json_number(NAN), "null\n");
+    assert_writes(mz_json_number(-INFINITY), "null\n");
     mz_rng rng = mz_rng_make(1, 1);
     for (int i = 0; i < 20000; i++) {
         union {
