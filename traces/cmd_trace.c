@@ -699,6 +699,12 @@ static mz_code import_files(mz_app *app, import_args *args, const bool *seen, ch
             "files of ranks are missing (%s): the trace holds what the others recorded, numbered "
             "anew",
             report.missing);
+    else if (report.absent)
+        mz_warn(
+            &app->log,
+            "a rank recorded nothing where others did, %lld times (first rank %d in step %lld): it "
+            "has no tokens there",
+            (long long)report.absent, report.absent_rank, (long long)report.absent_step);
     mz_info(&app->log, "wrote %s: %lld calls, %lld tokens, %lld pairs", args->output,
             (long long)report.calls, (long long)report.tokens, (long long)report.pairs);
     return MZ_OK;

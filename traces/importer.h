@@ -39,6 +39,9 @@ typedef struct mz_import_report {
     int64_t calls, tokens, pairs, skipped; /* skipped: rows left out, explained in `note` */
     char note[256];
     char missing[64]; /* ranks that files are missing of, "2, 5-7" */
+    /* Micro-batches in which a rank recorded nothing while others did, and the first of them. */
+    int64_t absent, absent_step;
+    int32_t absent_rank;
 } mz_import_report;
 
 typedef struct mz_importer {

@@ -79,6 +79,11 @@ note() { "$python" -c 'import h5py, sys; print(h5py.File("t.h5")["run"].attrs["i
     run "$mizan" trace import router_trace_rank?.jsonl --experts 8 -o t.h5
     [ "$status" -eq 0 ]
     [[ $output == *"6 calls, 3 tokens, 12 pairs"* ]]
+    [[ $output == *"nothing where others did, 1 times (first rank 0 in step 1)"* ]]
+    { line 1 0 0 3; line 1 1 0 4; line 2 0 0 3; line 2 1 0 4; } >router_trace_rank0.jsonl
+    run "$mizan" trace import router_trace_rank?.jsonl --experts 8 -o t.h5
+    [ "$status" -eq 0 ]
+    [[ $output != *"nothing where others did"* ]]
     { line 1 2 1 5; line 1 3 1 6; } >router_trace_rank2.jsonl
     sed -i 's/"rank":1/"rank":2/' router_trace_rank2.jsonl
     bad "router_trace_rank1.jsonl and router_trace_rank2.jsonl record different layers" router_trace_rank?.jsonl --experts 8

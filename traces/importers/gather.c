@@ -316,6 +316,19 @@ static int64_t number_tokens(const int64_t *tokens, int32_t ranks, int64_t first
     return first;
 }
 
+/* Ranks without a call in a micro-batch that others recorded. */
+static void note_absent(const mz_gather *gather, const mz_gather_key *key, const int32_t *layers,
+                        mz_import_report *report) {
+    for (int32_t r = 0; r < gather->facts->ranks; r++) {
+        if (layers[r] > 0)
+            continue;
+        if (report->absent++ == 0) {
+            report->absent_step = key->step;
+            report->absent_rank = r;
+        }
+    }
+}
+
 /* One (step, micro-batch). `scratch` holds 2 numbers per rank, `layers` one. */
 static mz_code write_group(mz_gather *gather, mz_gather_entry *entry, size_t entries,
                            int64_t *scratch, int32_t *layers, mz_trace_writer *writer,
@@ -327,6 +340,7 @@ static mz_code write_group(mz_gather *gather, mz_gather_entry *entry, size_t ent
     mz_code code = agree(gather, entry, entries, tokens, layers, err);
     if (code)
         return code;
+    note_absent(gather, &entry->key, layers, report);
     if (gather->rows > 0) {
         int64_t total = number_tokens(tokens, ranks, 0, begin);
         code = leave_padding(gather, entry, entries, tokens, begin, total, report, err);
