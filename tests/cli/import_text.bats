@@ -86,7 +86,7 @@ note() { "$python" -c 'import h5py, sys; print(h5py.File("t.h5")["run"].attrs["i
     [[ $output != *"nothing where others did"* ]]
     { line 1 2 1 5; line 1 3 1 6; } >router_trace_rank2.jsonl
     sed -i 's/"rank":1/"rank":2/' router_trace_rank2.jsonl
-    bad "router_trace_rank1.jsonl and router_trace_rank2.jsonl record different layers" router_trace_rank?.jsonl --experts 8
+    bad "router_trace_rank0.jsonl and router_trace_rank2.jsonl record different layers" router_trace_rank?.jsonl --experts 8
 }
 
 @test "Megatron router trace with logits" {
