@@ -11,7 +11,8 @@ mz_calibration_options mz_calibration_defaults(void) {
 }
 
 mz_code calibrate_failed(calibration *c, const char *what, mz_err *err) {
-    return mz_fail(err, MZ_EINTERNAL, "calibration of %s: %s", what, mz_kernels_error(c->kernels));
+    mz_kernel_code(c->kernels, mz_kernels_failure(c->kernels), err);
+    return mz_err_prefix(err, "calibration of %s", what);
 }
 
 mz_code calibrate_scratch(calibration *c, size_t bytes, mz_err *err) {
@@ -101,7 +102,7 @@ static mz_fit *fit_of(calibration *c, int kind) {
 
 /* Products of several shapes may be cut into the same tiles, updates come several times a round: so
  * many values at most. */
-enum { SHAPES_OF_SAMPLE = 4 };
+enum { SHAPES_OF_SAMPLE = 16 };
 
 mz_code calibrate_begin(calibration *c, int kind, int32_t most, mz_err *err) {
     mz_fit *fit = fit_of(c, kind);
@@ -133,13 +134,15 @@ void calibrate_add(calibration *c, int kind, double a, double b, double bytes, d
         s->value[(int64_t)i * s->each + s->count[i]++] = seconds > 1e-9 ? seconds : 1e-9;
 }
 
-/* The fastest and the slowest of three values or more are left out. */
+double calibrate_mean(calibration *c, int kind, int32_t i) {
+    const calibrate_series *s = &c->series[kind];
+    return mz_middle_mean(s->value + (int64_t)i * s->each, s->count[i], s->count[i] >= 3);
+}
+
 static void finish_series(calibration *c, int kind) {
     mz_fit *fit = fit_of(c, kind);
-    const calibrate_series *s = &c->series[kind];
     for (int32_t i = 0; i < fit->samples; i++)
-        fit->sample[i].seconds =
-            mz_middle_mean(s->value + (int64_t)i * s->each, s->count[i], s->count[i] >= 3);
+        fit->sample[i].seconds = calibrate_mean(c, kind, i);
 }
 
 /* bf16 values in +-1 over the whole input pool: read as fp32 they are finite as well. */

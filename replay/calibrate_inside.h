@@ -12,9 +12,9 @@ typedef struct calibrate_series {
     int32_t most, each;
 } calibrate_series;
 
-/* Beside the kinds of work: messages between processes; products on one worker, sizes kind, n, k.
- */
-enum { CALIBRATE_WIRE = MZ_WORKS, CALIBRATE_ALONE, CALIBRATE_KINDS };
+/* Beside the kinds of work: messages between processes; products on one worker, sizes kind, n, k;
+ * few tiles and many of one size, size tiles of a worker. */
+enum { CALIBRATE_WIRE = MZ_WORKS, CALIBRATE_ALONE, CALIBRATE_CALL, CALIBRATE_KINDS };
 
 typedef struct calibration {
     mz_kernels *kernels;
@@ -38,7 +38,8 @@ typedef struct calibration {
     mz_probe *probe;
     double *probed; /* seconds of the probes so far */
     size_t probes, probed_cap;
-    int64_t calls; /* samples so far */
+    int64_t calls;        /* samples so far */
+    double single_call_s; /* of a product beside its only tile */
 } calibration;
 
 enum { CALIBRATE_PAIRS = 1 << 18, CALIBRATE_EXPERTS = 512, CALIBRATE_TOP_K = 4 };
@@ -55,6 +56,8 @@ mz_code calibrate_time(calibration *c, calibrate_run bind, calibrate_run run, co
 mz_code calibrate_begin(calibration *c, int kind, int32_t most, mz_err *err);
 /* A round's time of the sample of these sizes. */
 void calibrate_add(calibration *c, int kind, double a, double b, double bytes, double seconds);
+/* Of sample i in the rounds so far, the fastest and the slowest of three or more left out. */
+double calibrate_mean(calibration *c, int kind, int32_t i);
 
 /* Experts of the pairs, drawn from [0, experts). */
 mz_code calibrate_experts(calibration *c, int32_t experts, mz_err *err);

@@ -6,7 +6,10 @@
 
 #include <string.h>
 
-enum { GROUPS_MOST = 64, GROUPS_PER_WORKER = 2, UP_INTERMEDIATE_MOST = 1024 };
+/* Groups: two tiles for every worker of any GPU; where tiles are small, so many that their call is
+ * a small part of the sample, up to MANY_PER_WORKER. */
+enum { GROUPS_MOST = 384, GROUPS_PER_WORKER = 2, MANY_PER_WORKER = 16, SMALL_FLOPS = 16 << 20 };
+enum { UP_INTERMEDIATE_MOST = 1024 };
 
 typedef struct product_sizes {
     mz_work work;
@@ -129,6 +132,19 @@ static double part_of(int64_t side, int32_t most) {
     return (double)(most > 0 && most < side ? most : side);
 }
 
+static int32_t groups_of(const product_sizes *p, int64_t workers) {
+    const double flops = 2 * (double)(p->m + 1) * (double)p->n * (double)p->k;
+    int64_t each = (int64_t)(SMALL_FLOPS / flops);
+    each = each < GROUPS_PER_WORKER ? GROUPS_PER_WORKER
+           : each > MANY_PER_WORKER ? MANY_PER_WORKER
+                                    : each;
+    return each * workers < GROUPS_MOST ? (int32_t)(each * workers) : GROUPS_MOST;
+}
+
+static bool fits_pools(const calibration *c, const product_sizes *p) {
+    return in_bytes(p) <= c->options.pool_bytes && out_bytes(p) <= c->options.pool_bytes;
+}
+
 /* All tiles of a sample are equal: sizes that are not are left out. */
 static mz_code sample_product(calibration *c, product_sizes *p, mz_err *err) {
     const mz_tiling *t = &c->measured->tiling[p->work];
@@ -137,12 +153,10 @@ static mz_code sample_product(calibration *c, product_sizes *p, mz_err *err) {
     double seconds = 0;
     if (t->rows > 0 && p->m > t->rows && p->m % t->rows != 0)
         return MZ_OK;
-    p->groups = workers * GROUPS_PER_WORKER < GROUPS_MOST ? (int32_t)workers * GROUPS_PER_WORKER
-                                                          : GROUPS_MOST;
-    while (p->groups > 1 &&
-           (in_bytes(p) > c->options.pool_bytes || out_bytes(p) > c->options.pool_bytes))
+    p->groups = groups_of(p, workers);
+    while (p->groups > 1 && !fits_pools(c, p))
         p->groups--;
-    if (in_bytes(p) > c->options.pool_bytes || out_bytes(p) > c->options.pool_bytes)
+    if (!fits_pools(c, p))
         return MZ_OK;
     mz_code code = time_product(c, p, &seconds, err);
     if (code != MZ_OK)
@@ -155,13 +169,25 @@ static mz_code sample_product(calibration *c, product_sizes *p, mz_err *err) {
     return MZ_OK;
 }
 
-/* n a multiple of the tile's columns or below them, m of its rows or below. */
-static const int64_t shapes[][2] = {{256, 256},   {512, 256},   {256, 512},   {768, 512},
-                                    {1024, 512},  {512, 1024},  {1024, 1024}, {768, 2048},
-                                    {2048, 1024}, {1024, 2048}, {2048, 2048}};
-static const int64_t depths[] = {1, 8, 24, 64, 160, 256, 384, 512};
+/* n a multiple of the tile's columns or below them, m of its rows or below. Fine grain where
+ * products are small and quickly timed: sides of 64 to 256 as of small experts. */
+static const int64_t shapes[][2] = {
+    {64, 64},    {96, 96},     {128, 64},   {64, 128},    {128, 128},   {256, 64},   {64, 256},
+    {256, 128},  {128, 256},   {256, 256},  {512, 256},   {256, 512},   {768, 512},  {1024, 512},
+    {512, 1024}, {1024, 1024}, {768, 2048}, {2048, 1024}, {1024, 2048}, {2048, 2048}};
+static const int64_t depths[] = {1, 8, 24, 64, 160, 256, 384, 512, 2048, 8192};
 
 enum { SHAPES = sizeof shapes / sizeof shapes[0], DEPTHS = sizeof depths / sizeof depths[0] };
+enum { LARGE = 1 << 20, SMALL = 1 << 17, SMALLEST = 1 << 15, ROWS_MOST = 512 };
+
+/* Large products take most of the time and change least between depths. Beyond ROWS_MOST there are
+ * more tiles, but where a tile takes all rows. */
+static bool wanted(const product_sizes *p) {
+    const int64_t values = p->n * p->k;
+    if (p->m > ROWS_MOST)
+        return p->work == MZ_WORK_WGRAD && values <= (p->m > 4 * ROWS_MOST ? SMALLEST : SMALL);
+    return values <= LARGE || (p->m != 24 && p->m != 256 && p->m != 384);
+}
 
 static mz_code sample_shape(calibration *c, product_sizes *p, mz_err *err) {
     mz_code code = MZ_OK;
@@ -171,49 +197,90 @@ static mz_code sample_shape(calibration *c, product_sizes *p, mz_err *err) {
     }
     for (int i = 0; code == MZ_OK && i < DEPTHS; i++) {
         p->m = depths[i];
-        code = sample_product(c, p, err);
+        if (wanted(p))
+            code = sample_product(c, p, err);
+    }
+    return code;
+}
+
+/* A side as its whole tiles and, where it does not come out even, their rest. */
+static int even_sides(int64_t side, int32_t most, int64_t even[2]) {
+    const int64_t rest = most > 0 && side > most ? side % most : 0;
+    even[0] = side - rest;
+    even[1] = rest;
+    return rest > 0 ? 2 : 1;
+}
+
+enum { ASKED_SHAPES = 4 };
+
+/* The shape that was asked for, in parts whose tiles are equal. */
+static mz_code sample_asked(calibration *c, product_sizes *p, mz_err *err) {
+    const mz_calibration_options *o = &c->options;
+    const mz_tiling *t = &c->measured->tiling[p->work];
+    const bool up = p->work == MZ_WORK_UP;
+    int64_t n[2], k[2];
+    const int ns = even_sides(up ? 2 * o->intermediate : o->hidden, t->n, n);
+    const int ks = even_sides(up ? o->hidden : o->intermediate, t->k, k);
+    mz_code code = MZ_OK;
+    for (int i = 0; code == MZ_OK && i < ns * ks; i++) {
+        p->n = n[i / ks];
+        p->k = k[i % ks];
+        code = sample_shape(c, p, err);
     }
     return code;
 }
 
 static mz_code sample_kind(calibration *c, product_sizes *p, mz_err *err) {
-    const mz_calibration_options *o = &c->options;
-    mz_code code = calibrate_begin(c, p->work, (SHAPES + 1) * (DEPTHS + 1), err);
+    mz_code code = calibrate_begin(c, p->work, (SHAPES + ASKED_SHAPES) * (DEPTHS + 1), err);
     for (int i = 0; code == MZ_OK && i < SHAPES; i++) {
         p->n = shapes[i][0];
         p->k = shapes[i][1];
         code = sample_shape(c, p, err);
     }
-    if (code == MZ_OK && o->hidden > 0) {
-        const bool up = p->work == MZ_WORK_UP;
-        p->n = up ? 2 * o->intermediate : o->hidden;
-        p->k = up ? o->hidden : o->intermediate;
-        code = sample_shape(c, p, err);
-    }
-    return code;
+    return code == MZ_OK && c->options.hidden > 0 ? sample_asked(c, p, err) : code;
 }
 
 enum { ALONE_ROWS = 160, ALONE_MOST = 16 };
 static const int64_t alone_shapes[][2] = {{256, 512}, {256, 1024}, {512, 512}, {1024, 1024}};
+enum { ALONE_SHAPES = sizeof alone_shapes / sizeof alone_shapes[0] };
+
+/* A depth of the samples that one tile holds. */
+static int64_t alone_rows(const mz_tiling *t) {
+    int64_t rows = ALONE_ROWS;
+    for (int i = DEPTHS - 1; t->rows > 0 && rows > t->rows && i >= 0; i--)
+        rows = depths[i] < rows ? depths[i] : rows;
+    return rows;
+}
+
+static int64_t alone_side(int i, int side, int32_t most) {
+    return (int64_t)part_of(alone_shapes[i][side], most);
+}
+
+static bool alone_before(const mz_tiling *t, int i) {
+    for (int j = 0; j < i; j++)
+        if (alone_side(j, 0, t->n) == alone_side(i, 0, t->n) &&
+            alone_side(j, 1, t->k) == alone_side(i, 1, t->k))
+            return true;
+    return false;
+}
 
 /* One tile: the other workers have nothing to do. Its time stands beside that of the same tile
  * while all workers are busy. */
 static mz_code sample_alone(calibration *c, product_sizes *p, mz_err *err) {
     const mz_tiling *t = &c->measured->tiling[p->work];
     mz_code code = MZ_OK;
-    for (size_t i = 0; code == MZ_OK && i < sizeof alone_shapes / sizeof alone_shapes[0]; i++) {
+    for (int i = 0; code == MZ_OK && i < ALONE_SHAPES; i++) {
         double seconds = 0;
-        p->m = ALONE_ROWS;
-        p->n = alone_shapes[i][0];
-        p->k = alone_shapes[i][1];
+        p->m = alone_rows(t);
+        p->n = alone_side(i, 0, t->n);
+        p->k = alone_side(i, 1, t->k);
         p->groups = 1;
-        if ((t->rows > 0 && p->m > t->rows) || (t->n > 0 && p->n > t->n) ||
-            in_bytes(p) > c->options.pool_bytes || out_bytes(p) > c->options.pool_bytes)
+        if (alone_before(t, i) || !fits_pools(c, p))
             continue;
         code = time_product(c, p, &seconds, err);
-        if (code == MZ_OK && seconds > 2 * c->measured->call_s)
+        if (code == MZ_OK && seconds > 2 * c->single_call_s)
             calibrate_add(c, CALIBRATE_ALONE, p->work, (double)p->n, (double)p->k,
-                          seconds - c->measured->call_s);
+                          seconds - c->single_call_s);
     }
     return code;
 }
@@ -226,8 +293,9 @@ void calibrate_alone(calibration *c) {
     for (int32_t i = 0; c->measured->workers > 1 && i < alone->samples; i++) {
         const double *of = alone->sample[i].size;
         const mz_fit *fit = &c->measured->fit[(int)of[0]];
+        const double rows = (double)alone_rows(&c->measured->tiling[(int)of[0]]);
         for (int32_t k = 0; k < fit->samples; k++)
-            if (fit->sample[k].size[0] == ALONE_ROWS && fit->sample[k].size[1] == of[1] &&
+            if (fit->sample[k].size[0] == rows && fit->sample[k].size[1] == of[1] &&
                 fit->sample[k].size[2] == of[2])
                 ratio[n++] = alone->sample[i].seconds / fit->sample[k].seconds;
     }
@@ -235,12 +303,44 @@ void calibrate_alone(calibration *c) {
     c->measured->alone = n > 0 && ratio[n / 2] < 1 ? ratio[n / 2] : 1;
 }
 
-/* One group of one row and the least sizes: nothing but the call. */
-static mz_code sample_call(calibration *c, product_sizes *p, mz_err *err) {
+/* One group of one row and the least sizes: nothing but the call, which one worker may run alone.
+ */
+static mz_code sample_single_call(calibration *c, product_sizes *p, mz_err *err) {
     if (c->round > 0)
         return MZ_OK;
     *p = (product_sizes){MZ_WORK_FORWARD, 1, 16, 16, 1, p->begin, p->weight};
-    return time_product(c, p, &c->measured->call_s, err);
+    return time_product(c, p, &c->single_call_s, err);
+}
+
+/* What a call takes beside its tiles where it wakes all workers: what few tiles take more than
+ * their part of many. Means of what was timed so far: products of this round need it. */
+static mz_code sample_call(calibration *c, product_sizes *p, mz_err *err) {
+    enum { SIDE = 128, ROWS = 64 };
+    const int64_t workers = c->measured->workers;
+    const int64_t most =
+        GROUPS_MOST / workers < MANY_PER_WORKER ? GROUPS_MOST / workers : MANY_PER_WORKER;
+    const int64_t each[2] = {most > 4 ? most / 4 : 1, most};
+    if (most < 2) { /* too many workers to tell */
+        c->measured->call_s = c->single_call_s;
+        return MZ_OK;
+    }
+    double mean[2];
+    mz_code code = calibrate_begin(c, CALIBRATE_CALL, 2, err);
+    for (int i = 0; code == MZ_OK && i < 2; i++) {
+        double seconds = 0;
+        *p = (product_sizes){MZ_WORK_FORWARD, ROWS,     SIDE, SIDE, (int32_t)(each[i] * workers),
+                             p->begin,        p->weight};
+        code = time_product(c, p, &seconds, err);
+        if (code == MZ_OK) {
+            calibrate_add(c, CALIBRATE_CALL, (double)each[i], 1, 1, seconds);
+            mean[i] = calibrate_mean(c, CALIBRATE_CALL, i);
+        }
+    }
+    if (code != MZ_OK)
+        return code;
+    const double tiles = (mean[1] - mean[0]) * (double)each[0] / (double)(each[1] - each[0]);
+    c->measured->call_s = mean[0] > tiles ? mean[0] - tiles : 0;
+    return MZ_OK;
 }
 
 mz_code calibrate_products(calibration *c, mz_err *err) {
@@ -261,12 +361,14 @@ mz_code calibrate_products(calibration *c, mz_err *err) {
         c->measured->workers = t.workers;
     }
     if (code == MZ_OK)
-        code = sample_call(c, &p, err);
+        code = sample_single_call(c, &p, err);
     if (code == MZ_OK)
         code = calibrate_begin(c, CALIBRATE_ALONE, ALONE_MOST, err);
     for (int i = 0; code == MZ_OK && i < 4; i++) {
+        code = sample_call(c, &p, err);
         p.work = kinds[i];
-        code = sample_kind(c, &p, err);
+        if (code == MZ_OK)
+            code = sample_kind(c, &p, err);
         if (code == MZ_OK)
             code = sample_alone(c, &p, err);
     }

@@ -74,6 +74,13 @@ static bool first_of_rule(const mz_optimizer *const *optimizer, int i) {
     return true;
 }
 
+/* Updates that are products themselves take most of a calibration where matrices are large: of
+ * those one at a time. */
+static int64_t matrices_of(mz_optimizer_rule rule, const int64_t shape[3]) {
+    enum { LARGE = 1 << 20 };
+    return rule == MZ_RULE_MUON && shape[0] * shape[1] * shape[2] > LARGE ? 1 : shape[0];
+}
+
 /* State is read as well as written: what other samples left there may be anything. */
 mz_code calibrate_updates(calibration *c, mz_err *err) {
     static const int64_t shapes[][3] = {{1, 256, 256},  {4, 256, 256},   {2, 1024, 512},
@@ -89,7 +96,8 @@ mz_code calibrate_updates(calibration *c, mz_err *err) {
             continue;
         code = calibrate_begin(c, work, MOST, err);
         for (size_t k = 0; code == MZ_OK && k < sizeof shapes / sizeof shapes[0]; k++) {
-            const update_sizes s = {optimizer[i], shapes[k][0], shapes[k][1], shapes[k][2]};
+            const update_sizes s = {optimizer[i], matrices_of(optimizer[i]->rule, shapes[k]),
+                                    shapes[k][1], shapes[k][2]};
             code = sample_update(c, &s, err);
         }
     }

@@ -1,0 +1,235 @@
+/* What calibration makes of the times of products, on devices whose times are known: tiles of known
+ * length taken in turn by the workers, a call that costs something beside them. */
+#include "common/base/rng.h"
+#include "common/base/stat.h"
+#include "replay/calibrate_inside.h"
+#include "tests/harness.h"
+
+#include <math.h>
+
+static const double call_s = 20e-6, single_s = 1e-6, alone = 0.75;
+
+static void assert_near(double value, double wanted) {
+    if (!(fabs(value - wanted) <= 1e-6 * wanted))
+        fail_msg("%.17g instead of %.17g", value, wanted);
+}
+
+typedef struct fake_device {
+    mz_product_tiles rows, wgrad, up; /* of forward and dgrad */
+} fake_device;
+
+/* Two threads of a host; its grouped products' tiles. A GPU of 132 multiprocessors. */
+static const fake_device host = {{512, 0, 0, 2}, {0, 256, 0, 2}, {256, 0, 0, 2}},
+                         many_cores = {{512, 0, 0, 24}, {0, 256, 0, 24}, {256, 0, 0, 24}},
+                         gpu = {{128, 256, 0, 132}, {0, 128, 256, 132}, {128, 256, 0, 132}};
+
+static struct {
+    const fake_device *device;
+    double clock;
+    int32_t most_groups; /* of one call, a tile each */
+    int32_t calls;
+    bool held_out; /* a shape was called that must not be */
+} fake;
+
+static double tile_s(double m, double n, double k) {
+    return 0.4e-6 + 2e-10 * n * k + 3e-10 * m * (n + k) + 2e-11 * m * n * k;
+}
+
+static int64_t parts(int64_t side, int32_t most) {
+    return most > 0 && side > most ? (side + most - 1) / most : 1;
+}
+
+static double part(int64_t side, int32_t most) {
+    return (double)(most > 0 && side > most ? most : side);
+}
+
+static mz_kstatus product(const mz_product_tiles *t, const mz_groups *g, int64_t n, int64_t k) {
+    const int64_t m = g->begin[1] - g->begin[0];
+    const int64_t tiles = parts(m, t->rows) * parts(n, t->n) * parts(k, t->k) * g->groups;
+    const double each = tile_s(part(m, t->rows), part(n, t->n), part(k, t->k));
+    assert_int_equal(g->begin[g->groups], m * g->groups);
+    assert_true(t->rows == 0 || m <= t->rows || m % t->rows == 0);
+    assert_true(t->n == 0 || n <= t->n || n % t->n == 0);
+    assert_true(t->k == 0 || k <= t->k || k % t->k == 0);
+    if (tiles == 1)
+        fake.clock += single_s + (t->workers > 1 ? alone : 1) * each;
+    else
+        fake.clock += call_s + (double)((tiles + t->workers - 1) / t->workers) * each;
+    if (tiles == g->groups && tiles > fake.most_groups)
+        fake.most_groups = g->groups;
+    fake.calls++;
+    return MZ_K_OK;
+}
+
+static void look_for_held_out(int64_t n, int64_t k) {
+    static const int64_t shapes[][2] = {{128, 96}, {512, 384}, {384, 256}, {192, 128}};
+    for (int i = 0; i < COUNT_OF(shapes); i++)
+        fake.held_out = fake.held_out || (n == shapes[i][0] && k == shapes[i][1]);
+}
+
+mz_kstatus mz_grouped_gemm(mz_kernels *kernels, mz_kstream stream, const mz_product_args *a,
+                           void *workspace) {
+    const bool wgrad = a->op == MZ_PRODUCT_WGRAD;
+    look_for_held_out(a->n, a->k);
+    return product(wgrad ? &fake.device->wgrad : &fake.device->rows, &a->groups, a->n, a->k);
+}
+
+mz_kstatus mz_expert_up_forward(mz_kernels *kernels, mz_kstream stream, const mz_expert_up *a,
+                                void *workspace) {
+    look_for_held_out(2 * a->intermediate, a->hidden);
+    return product(&fake.device->up, &a->groups, 2 * a->intermediate, a->hidden);
+}
+
+size_t mz_grouped_gemm_workspace(const mz_kernels *kernels, const mz_product_args *args) {
+    return 0;
+}
+
+size_t mz_expert_up_workspace(const mz_kernels *kernels, const mz_expert_up *args) {
+    return 0;
+}
+
+mz_product_tiles mz_kernels_tiles(const mz_kernels *kernels, mz_product op) {
+    return op == MZ_PRODUCT_WGRAD ? fake.device->wgrad : fake.device->rows;
+}
+
+mz_product_tiles mz_kernels_up_tiles(const mz_kernels *kernels, int64_t intermediate) {
+    return fake.device->up;
+}
+
+mz_kstatus mz_kernels_alloc(mz_kernels *kernels, size_t bytes, void **memory) {
+    *memory = calloc(1, bytes);
+    return *memory ? MZ_K_OK : MZ_K_ENOMEM;
+}
+
+void mz_kernels_free(mz_kernels *kernels, void *memory) {
+    free(memory);
+}
+
+mz_kstatus mz_kernels_copy(mz_kernels *kernels, mz_kstream stream, mz_copy kind, void *to,
+                           const void *from, size_t bytes) {
+    memcpy(to, from, bytes);
+    return MZ_K_OK;
+}
+
+/* ---- the rest of calibration -------------------------------------------------------------------
+ */
+
+static mz_fit *fit_of(calibration *c, int kind) {
+    return kind >= MZ_WORKS ? &c->beside[kind - MZ_WORKS] : &c->measured->fit[kind];
+}
+
+mz_code calibrate_begin(calibration *c, int kind, int32_t most, mz_err *err) {
+    mz_fit *fit = fit_of(c, kind);
+    if (!fit->sample) {
+        fit->sample = MZ_NEW(c->arena, mz_fit_sample, most);
+        c->series[kind].most = most;
+    }
+    return fit->sample ? MZ_OK : mz_fail_nomem(err, "samples");
+}
+
+/* Whatever the shape that a tile comes from, its time is the same one. */
+void calibrate_add(calibration *c, int kind, double a, double b, double bytes, double seconds) {
+    mz_fit *fit = fit_of(c, kind);
+    int32_t i = 0;
+    while (i < fit->samples && (fit->sample[i].size[0] != a || fit->sample[i].size[1] != b ||
+                                fit->sample[i].size[2] != bytes))
+        i++;
+    assert_true(i < c->series[kind].most);
+    if (i == fit->samples)
+        fit->sample[fit->samples++] = (mz_fit_sample){.size = {a, b, bytes}, .seconds = seconds};
+    assert_near(seconds, fit->sample[i].seconds);
+}
+
+double calibrate_mean(calibration *c, int kind, int32_t i) {
+    return fit_of(c, kind)->sample[i].seconds;
+}
+
+mz_code calibrate_scratch(calibration *c, size_t bytes, mz_err *err) {
+    return MZ_OK;
+}
+
+mz_code calibrate_failed(calibration *c, const char *what, mz_err *err) {
+    return mz_fail(err, MZ_EINTERNAL, "%s", what);
+}
+
+mz_code calibrate_time(calibration *c, calibrate_run bind, calibrate_run run, const void *sizes,
+                       int64_t in_bytes, int64_t out_bytes, double *seconds, mz_err *err) {
+    assert_true(in_bytes <= c->options.pool_bytes && out_bytes <= c->options.pool_bytes);
+    const double start = fake.clock;
+    assert_int_equal(bind(c, sizes, c->inputs, c->results), MZ_K_OK);
+    assert_int_equal(run(c, sizes, c->inputs, c->results), MZ_K_OK);
+    *seconds = fake.clock - start;
+    return MZ_OK;
+}
+
+/* ---- tests --------------------------------------------------------------------------------------
+ */
+
+static void samples_are_tiles(const fake_device *device, int64_t hidden, int64_t inter) {
+    static const mz_work works[] = {MZ_WORK_FORWARD, MZ_WORK_DGRAD, MZ_WORK_WGRAD, MZ_WORK_UP};
+    static char pool[2];
+    mz_arena arena = {0};
+    mz_measured measured = {0};
+    mz_err err;
+    calibration c = {.options = {.hidden = hidden,
+                                 .intermediate = inter,
+                                 .rounds = 2,
+                                 .pool_bytes = INT64_C(256) << 20},
+                     .arena = &arena,
+                     .measured = &measured,
+                     .inputs = pool,
+                     .results = pool + 1};
+    memset(&fake, 0, sizeof fake);
+    fake.device = device;
+    for (; c.round < 2; c.round++)
+        assert_ok(calibrate_products(&c, &err), &err);
+    assert_near(measured.call_s, call_s);
+    assert_true(fake.most_groups >= 2 * device->rows.workers); /* all are busy, and twice */
+    for (int w = 0; w < COUNT_OF(works); w++) {
+        const mz_fit *fit = &measured.fit[works[w]];
+        double least = 1e9, most = 0;
+        assert_true(fit->samples > 20);
+        for (int32_t i = 0; i < fit->samples; i++) {
+            const double *size = fit->sample[i].size;
+            assert_near(fit->sample[i].seconds, tile_s(size[0], size[1], size[2]));
+            least = fmin(least, fmin(size[1], size[2]));
+            most = fmax(most, fmax(size[1], size[2]));
+        }
+        assert_true(least == 64 && most >= 256);
+    }
+    calibrate_alone(&c);
+    /* what stands for the call alone has a tile of its own, if a small one */
+    assert_true(fabs(measured.alone - alone) < 0.01 * alone);
+    mz_arena_free(&arena);
+}
+
+static void a_host(void **state) {
+    (void)state;
+    samples_are_tiles(&host, 0, 0);
+    assert_false(fake.held_out);
+    samples_are_tiles(&many_cores, 0, 0);
+}
+
+static void a_gpu(void **state) {
+    (void)state;
+    samples_are_tiles(&gpu, 0, 0);
+    assert_false(fake.held_out);
+}
+
+static void a_shape_more(void **state) {
+    (void)state;
+    samples_are_tiles(&host, 0, 0);
+    const int32_t calls = fake.calls;
+    samples_are_tiles(&host, 384, 256);
+    assert_true(fake.calls > calls && fake.held_out);
+    samples_are_tiles(&gpu, 384, 256);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_host),
+        cmocka_unit_test(a_gpu),
+        cmocka_unit_test(a_shape_more),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
