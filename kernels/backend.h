@@ -18,6 +18,7 @@ typedef struct mz_backend_ops {
     const char *name;
     mz_kstatus (*open)(mz_kernels *k, const mz_kernels_options *options);
     void (*close)(mz_kernels *k);
+    mz_kstatus (*bind)(mz_kernels *k); /* before each of what follows; NULL: nothing to choose */
     void *(*native_stream)(const mz_kernels *k, mz_kstream stream); /* NULL: streams are numbers */
     mz_kstatus (*alloc)(mz_kernels *k, size_t bytes, void **memory);
     void (*free)(mz_kernels *k, void *memory);
@@ -85,6 +86,7 @@ struct mz_kernels {
     void *self;  /* of the backend */
     char describe[160];
     char error[320];
+    mz_kstatus failure; /* what error tells */
 };
 
 /* Sets the context's message, one line, and returns `status`. */

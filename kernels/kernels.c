@@ -16,6 +16,7 @@ mz_kstatus mz_kernels_fail(mz_kernels *k, mz_kstatus status, const char *format,
     for (char *c = k->error; *c; c++)
         if ((unsigned char)*c < ' ')
             *c = '?';
+    k->failure = status;
     if (status == MZ_K_EFAILED)
         k->failed = true;
     return status;
@@ -60,15 +61,22 @@ mz_kstatus mz_kernels_open(const mz_kernels_options *options, mz_kernels **conte
 }
 
 void mz_kernels_close(mz_kernels **context) {
-    if (!*context)
+    mz_kernels *k = *context;
+    if (!k)
         return;
-    (*context)->ops->close(*context);
+    if (k->ops->bind)
+        k->ops->bind(k);
+    k->ops->close(k);
     free(*context);
     *context = NULL;
 }
 
 const char *mz_kernels_error(const mz_kernels *k) {
     return k->error;
+}
+
+mz_kstatus mz_kernels_failure(const mz_kernels *k) {
+    return k->failure;
 }
 
 const char *mz_kernels_describe(const mz_kernels *k) {
@@ -102,10 +110,18 @@ mz_product_tiles mz_kernels_up_tiles(const mz_kernels *k, int64_t intermediate) 
             return mz_kernels_fail(k, MZ_K_EINVAL, __VA_ARGS__);                                   \
     } while (0)
 
+/* The calling thread works on the context's device from here on. */
+static mz_kstatus bind_device(mz_kernels *k) {
+    if (k->failed)
+        return MZ_K_EFAILED;
+    return k->ops->bind ? k->ops->bind(k) : MZ_K_OK;
+}
+
 #define REQUIRE_READY(name)                                                                        \
     do {                                                                                           \
-        if (k->failed)                                                                             \
-            return MZ_K_EFAILED;                                                                   \
+        const mz_kstatus bound = bind_device(k);                                                   \
+        if (bound != MZ_K_OK)                                                                      \
+            return bound;                                                                          \
         REQUIRE(stream >= 0 && stream < k->streams, "%s: stream %d of %d", name, (int)stream,      \
                 (int)k->streams);                                                                  \
     } while (0)
@@ -114,7 +130,7 @@ mz_product_tiles mz_kernels_up_tiles(const mz_kernels *k, int64_t intermediate) 
 static const int64_t MOST = INT64_C(1) << 58;
 
 static bool sizes_fit(int64_t rows, int64_t cols) {
-    return rows >= 0 && cols >= 0 && (cols == 0 || rows <= MOST / cols);
+    return rows >= 0 && cols >= 0 && cols <= MOST && rows <= MOST / (cols > 0 ? cols : 1);
 }
 
 static bool is_type(mz_dtype type) {
@@ -130,20 +146,25 @@ static bool there(const void *memory, int64_t n) {
 
 mz_kstatus mz_kernels_alloc(mz_kernels *k, size_t bytes, void **memory) {
     *memory = NULL;
-    if (k->failed)
-        return MZ_K_EFAILED;
+    const mz_kstatus bound = bind_device(k);
+    if (bound != MZ_K_OK)
+        return bound;
     REQUIRE(bytes <= (size_t)MOST, "alloc: %zu bytes", bytes);
     return k->ops->alloc(k, bytes > 0 ? bytes : 1, memory);
 }
 
 void mz_kernels_free(mz_kernels *k, void *memory) {
-    if (memory)
-        k->ops->free(k, memory);
+    if (!memory)
+        return;
+    (void)bind_device(k); /* what a failed context has is freed as well */
+    k->ops->free(k, memory);
 }
 
 mz_kstatus mz_kernels_memory(mz_kernels *k, size_t *all, size_t *available) {
     size_t bytes[2] = {0, 0};
-    const mz_kstatus status = k->failed ? MZ_K_EFAILED : k->ops->memory(k, &bytes[0], &bytes[1]);
+    mz_kstatus status = bind_device(k);
+    if (status == MZ_K_OK)
+        status = k->ops->memory(k, &bytes[0], &bytes[1]);
     if (all)
         *all = bytes[0];
     if (available)
@@ -185,8 +206,9 @@ mz_kstatus mz_kernels_mark(mz_kernels *k, mz_kstream stream, int32_t slot) {
 
 mz_kstatus mz_kernels_elapsed(mz_kernels *k, int32_t from_slot, int32_t to_slot, double *seconds) {
     *seconds = 0;
-    if (k->failed)
-        return MZ_K_EFAILED;
+    const mz_kstatus bound = bind_device(k);
+    if (bound != MZ_K_OK)
+        return bound;
     REQUIRE(from_slot >= 0 && from_slot < MZ_KERNEL_MARKS && to_slot >= 0 &&
                 to_slot < MZ_KERNEL_MARKS,
             "elapsed: slots %d and %d of %d", (int)from_slot, (int)to_slot, MZ_KERNEL_MARKS);
@@ -379,7 +401,8 @@ mz_kstatus mz_combine_rows(mz_kernels *k, mz_kstream stream, const mz_combine *a
     REQUIRE(is_type(a->type), "combine_rows: unknown type");
     REQUIRE(sizes_fit(a->tokens, a->hidden), "combine_rows: %lld tokens of %lld",
             (long long)a->tokens, (long long)a->hidden);
-    REQUIRE(a->token_begin || a->k >= 0, "combine_rows: neither token_begin nor k");
+    REQUIRE(a->token_begin || sizes_fit(a->tokens, a->k), "combine_rows: %lld tokens with %d each",
+            (long long)a->tokens, (int)a->k);
     const int64_t n = a->tokens * a->hidden;
     REQUIRE(there(a->out, n), "combine_rows: out is NULL");
     REQUIRE(a->position || a->tokens == 0 || (!a->token_begin && a->k == 0),
@@ -606,7 +629,14 @@ float mz_adapt_lambda(float lambda, float eta, float density, float target, floa
 /* ---- optimizers ---------------------------------------------------------------------------------
  */
 
+static bool update_fits(const mz_update *a) {
+    return a->cols > 0 && sizes_fit(a->rows, a->cols) &&
+           sizes_fit(a->matrices, a->rows * a->cols) && sizes_fit(a->matrices, a->rows + a->cols);
+}
+
 int64_t mz_update_state_bytes(const mz_update *a) {
+    if (!update_fits(a))
+        return 0;
     const int64_t full = 4 * a->matrices * a->rows * a->cols;
     const int64_t factors = 4 * a->matrices * (a->rows + a->cols);
     switch (a->kind) {
@@ -621,11 +651,6 @@ int64_t mz_update_state_bytes(const mz_update *a) {
         break;
     }
     return full;
-}
-
-static bool update_fits(const mz_update *a) {
-    return a->rows >= 0 && a->cols > 0 && a->matrices >= 0 && sizes_fit(a->rows, a->cols) &&
-           sizes_fit(a->matrices, a->rows * a->cols);
 }
 
 size_t mz_update_workspace(const mz_kernels *k, const mz_update *args) {

@@ -88,6 +88,11 @@ MZ_HD bool mz_router_is_softmax(const mz_router *a) {
     return a->kind == MZ_ROUTER_SOFTMAX || a->kind == MZ_ROUTER_AOE;
 }
 
+/* By what experts are ranked: NaN is the least, so that as many are chosen as there should be. */
+MZ_HD float mz_router_rank(float value) {
+    return value == value ? value : -INFINITY;
+}
+
 /* Weights are divided by the sum of the chosen ones. */
 MZ_HD bool mz_router_is_normalized(const mz_router *a) {
     return a->kind == MZ_ROUTER_AOE ? !a->softmax_all : a->normalize;

@@ -29,11 +29,10 @@ static const mz_cuda_device *device_of(const mz_kernels *k) {
     return &context_of(k)->device;
 }
 
-/* 0, or the status that fits the error: allocation, an argument the launcher refused, or a device
- * that is lost. */
-static mz_kstatus check(mz_kernels *k, int error, const char *what) {
+mz_kstatus mz_cuda_check(mz_kernels *k, int error, const char *what) {
     if (error == cudaSuccess)
         return MZ_K_OK;
+    cudaGetLastError(); /* or the next launch would report it once more */
     mz_kstatus status = MZ_K_EFAILED;
     if (error == cudaErrorMemoryAllocation)
         status = MZ_K_ENOMEM;
@@ -41,6 +40,10 @@ static mz_kstatus check(mz_kernels *k, int error, const char *what) {
         status = MZ_K_EINVAL;
     return mz_kernels_fail(k, status, "%s: CUDA error %d, %s", what, error,
                            cudaGetErrorString((cudaError_t)error));
+}
+
+static mz_kstatus check(mz_kernels *k, int error, const char *what) {
+    return mz_cuda_check(k, error, what);
 }
 
 /* ---- opening ------------------------------------------------------------------------------------
@@ -115,18 +118,26 @@ static void cuda_close(mz_kernels *k) {
     free(c);
 }
 
+/* The current device is the thread's, and the context may have come from another thread. */
+static mz_kstatus cuda_bind(mz_kernels *k) {
+    return check(k, cudaSetDevice(context_of(k)->ordinal), "the device");
+}
+
 static mz_kstatus cuda_open(mz_kernels *k, const mz_kernels_options *options) {
     mz_kstatus status = find_device(k, options->device);
     if (status != MZ_K_OK)
         return status;
+    const char *library_dir = options->library_dir ? options->library_dir : "";
+    if (strlen(library_dir) >= sizeof((cuda_context *)0)->library_dir)
+        return mz_kernels_fail(k, MZ_K_EINVAL, "library_dir: a path of more than %zu bytes",
+                               sizeof((cuda_context *)0)->library_dir - 1);
     cuda_context *c = calloc(1, sizeof *c);
     if (!c)
         return mz_kernels_fail(k, MZ_K_ENOMEM, "no memory for a CUDA context");
     k->self = c;
     c->ordinal = options->device;
-    if (options->library_dir)
-        snprintf(c->library_dir, sizeof c->library_dir, "%s", options->library_dir);
-    status = check(k, cudaSetDevice(c->ordinal), "the device");
+    memcpy(c->library_dir, library_dir, strlen(library_dir) + 1);
+    status = cuda_bind(k);
     if (status == MZ_K_OK)
         status = read_facts(k, c);
     if (status == MZ_K_OK)
@@ -147,11 +158,10 @@ static mz_kstatus cuda_alloc(mz_kernels *k, size_t bytes, void **memory) {
     const cudaError_t error = cudaMalloc(memory, bytes);
     if (error != cudaSuccess)
         *memory = NULL;
-    if (error == cudaErrorMemoryAllocation) {
-        cudaGetLastError(); /* it does not stick */
-        return mz_kernels_fail(k, MZ_K_ENOMEM, "alloc: no %zu bytes on the device", bytes);
-    }
-    return check(k, error, "alloc");
+    const mz_kstatus status = check(k, error, "alloc");
+    return status == MZ_K_ENOMEM
+               ? mz_kernels_fail(k, status, "alloc: no %zu bytes on the device", bytes)
+               : status;
 }
 
 static void cuda_free(mz_kernels *k, void *memory) {
@@ -246,7 +256,19 @@ static mz_kstatus cuda_convert(mz_kernels *k, mz_kstream stream, mz_dtype to_typ
 
 LAUNCH(score_pairs, mz_score_args)
 LAUNCH_WITH_WORKSPACE(group_pairs, mz_grouping)
-LAUNCH_WITH_WORKSPACE(select_pairs, mz_selection)
+
+static size_t cuda_select_pairs_workspace(const mz_kernels *k, const mz_selection *args) {
+    return mz_cuda_select_pairs_workspace(device_of(k), args);
+}
+
+static mz_kstatus cuda_select_pairs(mz_kernels *k, mz_kstream stream, const mz_selection *args,
+                                    void *workspace) {
+    if (args->pairs > UINT32_MAX) /* a block's bins count in 32 bits */
+        return mz_kernels_fail(k, MZ_K_EINVAL, "select_pairs: %lld pairs; on CUDA fewer than 2^32",
+                               (long long)args->pairs);
+    return check(k, mz_cuda_select_pairs(device_of(k), stream_of(k, stream), args, workspace),
+                 "select_pairs");
+}
 
 static size_t cuda_prefix_sums_workspace(const mz_kernels *k, int64_t n) {
     return mz_cuda_prefix_sums_workspace(device_of(k), n);
@@ -272,7 +294,36 @@ static mz_kstatus cuda_invert(mz_kernels *k, mz_kstream stream, const int64_t *r
         "invert");
 }
 
-LAUNCH_WITH_WORKSPACE(expert_up, mz_expert_up)
+/* Pieces of 16 bytes are what products copy: rows are whole pieces, and matrices start at one. The
+ * pointers to weights lie on the device. */
+static mz_kstatus check_pieces(mz_kernels *k, const char *name, mz_dtype type,
+                               const int64_t side[2], const void *const matrix[3]) {
+    const int values = type == MZ_BF16 ? 8 : 4;
+    if (side[0] % values || side[1] % values)
+        return mz_kernels_fail(k, MZ_K_EINVAL,
+                               "%s: rows of %lld and %lld values; on CUDA multiples of %d", name,
+                               (long long)side[0], (long long)side[1], values);
+    for (int i = 0; i < 3; i++)
+        if ((uintptr_t)matrix[i] % 16)
+            return mz_kernels_fail(
+                k, MZ_K_EINVAL, "%s: a matrix that does not start at a multiple of 16 bytes", name);
+    return MZ_K_OK;
+}
+
+static size_t cuda_expert_up_workspace(const mz_kernels *k, const mz_expert_up *args) {
+    return mz_cuda_expert_up_workspace(device_of(k), args);
+}
+
+static mz_kstatus cuda_expert_up(mz_kernels *k, mz_kstream stream, const mz_expert_up *args,
+                                 void *workspace) {
+    const mz_kstatus status =
+        check_pieces(k, "expert_up", args->type, (int64_t[]){args->hidden, args->intermediate},
+                     (const void *[]){args->x, args->gate_up, args->h});
+    return status == MZ_K_OK
+               ? check(k, mz_cuda_expert_up(device_of(k), stream_of(k, stream), args, workspace),
+                       "expert_up")
+               : status;
+}
 
 /* Output tiles of the own engine: rows by a side of the weight, of wgrad both its sides; those of
  * wgmma are twice as wide. */
@@ -300,6 +351,13 @@ static size_t cuda_grouped_gemm_workspace(const mz_kernels *k, const mz_product_
 static mz_kstatus cuda_grouped_gemm(mz_kernels *k, mz_kstream stream, const mz_product_args *args,
                                     void *workspace) {
     cuda_context *c = context_of(k);
+    const bool half =
+        args->type == MZ_BF16 || (args->op == MZ_PRODUCT_WGRAD && args->gradient_type == MZ_BF16);
+    const mz_kstatus aligned =
+        check_pieces(k, "grouped_gemm", half ? MZ_BF16 : MZ_F32, (int64_t[]){args->n, args->k},
+                     (const void *[]){args->a, args->c, NULL});
+    if (aligned != MZ_K_OK)
+        return aligned;
     if (args->engine != MZ_ENGINE_VENDOR)
         return check(k, mz_cuda_grouped_gemm(&c->device, stream_of(k, stream), args, workspace),
                      "grouped_gemm");
@@ -318,21 +376,29 @@ static size_t cuda_router_workspace(const mz_kernels *k, const mz_router *args) 
     return mz_cuda_router_workspace(device_of(k), args);
 }
 
+/* A warp keeps a token's experts in shared memory. */
+static mz_kstatus check_router(mz_kernels *k, int error, const mz_router *args, const char *what) {
+    return error == cudaErrorInvalidValue
+               ? mz_kernels_fail(k, MZ_K_EINVAL, "%s: %d experts are too many for this device",
+                                 what, (int)args->experts)
+               : check(k, error, what);
+}
+
 #define LAUNCH_ROUTER(name)                                                                        \
     static mz_kstatus cuda_router_##name(mz_kernels *k, mz_kstream stream, const mz_router *args,  \
                                          void *workspace) {                                        \
-        return check(k,                                                                            \
-                     mz_cuda_router_##name(device_of(k), stream_of(k, stream), args, workspace),   \
-                     "router_" #name);                                                             \
+        return check_router(                                                                       \
+            k, mz_cuda_router_##name(device_of(k), stream_of(k, stream), args, workspace), args,   \
+            "router_" #name);                                                                      \
     }
 LAUNCH_ROUTER(forward)
 LAUNCH_ROUTER(backward)
 
 static mz_kstatus cuda_router_losses(mz_kernels *k, mz_kstream stream, const mz_router *args,
                                      float *loss, void *workspace) {
-    return check(k,
-                 mz_cuda_router_losses(device_of(k), stream_of(k, stream), args, loss, workspace),
-                 "router_losses");
+    return check_router(
+        k, mz_cuda_router_losses(device_of(k), stream_of(k, stream), args, loss, workspace), args,
+        "router_losses");
 }
 
 static mz_kstatus cuda_gate_norms(mz_kernels *k, mz_kstream stream, mz_dtype type, const void *z,
@@ -356,6 +422,7 @@ static const mz_backend_ops cuda_ops = {
     .name = "cuda",
     .open = cuda_open,
     .close = cuda_close,
+    .bind = cuda_bind,
     .alloc = cuda_alloc,
     .free = cuda_free,
     .memory = cuda_memory,

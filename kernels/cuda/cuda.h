@@ -1,10 +1,10 @@
 /* The CUDA backend: host glue in C (cuda.c), launchers in .cu files behind C functions. Internal to
  * kernels/cuda.
  *
- * A launcher takes the context's device facts, a stream, and the checked arguments of kernels.h,
- * validates what the hardware limits, launches, and returns a cudaError as int (0: enqueued). It
- * neither allocates nor waits. Grids are sized from host-side upper bounds; row counts that only
- * the device knows are read by the kernels. */
+ * A launcher takes the context's device facts, a stream, and arguments that kernels.c and cuda.c
+ * have checked, launches, and returns a cudaError as int (0: enqueued; cudaErrorInvalidValue: more
+ * than the hardware takes). It neither allocates nor waits. Grids are sized from host-side upper
+ * bounds; row counts that only the device knows are read by the kernels. */
 #ifndef MIZAN_KERNELS_CUDA_CUDA_H
 #define MIZAN_KERNELS_CUDA_CUDA_H
 
@@ -74,6 +74,9 @@ int mz_cuda_update_step(const mz_cuda_device *d, void *stream, const mz_update *
 /* product.cu, for vendor.c: three arrays of pointers, first operands, second operands and results
  * as cuBLAS names them, of the groups that are not empty; zeroes gradients of those that are. */
 int mz_cuda_vendor_pointers(void *stream, const mz_product_args *args, void *workspace);
+/* cuda.c: MZ_K_OK, or the status that fits a cudaError, with its message: no memory, an argument
+ * that was refused, or a device that is lost. */
+mz_kstatus mz_cuda_check(mz_kernels *k, int error, const char *what);
 /* vendor.c: cuBLAS, opened with dlopen the first time it is asked for. */
 typedef struct mz_vendor mz_vendor;
 mz_kstatus mz_vendor_open(mz_kernels *k, const char *library_dir, mz_vendor **vendor);

@@ -343,8 +343,6 @@ extern "C" size_t mz_cuda_select_pairs_workspace(const mz_cuda_device *, const m
 
 extern "C" int mz_cuda_select_pairs(const mz_cuda_device *d, void *stream, const mz_selection *a,
                                     void *) {
-    if (a->pairs > UINT32_MAX)
-        return cudaErrorInvalidValue; /* bins count in 32 bits */
     int error = 0;
     if (a->kept)
         error = CU_LAUNCH(prefix_kernel<kept_counts>, 1, SCAN, 0, stream, kept_counts{*a},

@@ -186,17 +186,16 @@ template <Kind kind>
 __device__ void store_fp32(const Product &p, const Operands<float> &o, const Place &place,
                            int64_t line, int c, const float sum[4]) {
     const int64_t row = o.row + line;
+    void *out = kind == WGRAD ? p.weight[place.group] : p.out;
     for (int j = 0; line < o.lines && kind != UP && j < 4 && place.col + c + j < p.cols; j++) {
-        const int64_t col = place.col + c + j;
-        float *to = static_cast<float *>(p.out) + row * p.cols + col;
-        if (kind == WGRAD)
-            to = static_cast<float *>(p.weight[place.group]) + line * p.cols + col;
-        uint16_t *narrow =
-            reinterpret_cast<uint16_t *>(p.weight[place.group]) + line * p.cols + col;
-        if (kind != WGRAD || p.wide)
+        const int64_t at = (kind == WGRAD ? line : row) * p.cols + place.col + c + j;
+        if (kind != WGRAD || p.wide) {
+            float *to = static_cast<float *>(out) + at;
             *to = sum[j] + (p.accumulate ? *to : 0);
-        else
-            *narrow = mz_to_bf16(sum[j] + (p.accumulate ? mz_from_bf16(*narrow) : 0));
+        } else {
+            uint16_t *to = static_cast<uint16_t *>(out) + at;
+            *to = mz_to_bf16(sum[j] + (p.accumulate ? mz_from_bf16(*to) : 0));
+        }
     }
     if (kind != UP)
         return;
@@ -348,12 +347,6 @@ int launch(const mz_cuda_device *d, void *stream, mz_dtype type, mz_product_engi
                                       : launch_tensor<kind, 128>(d, stream, g, p);
 }
 
-/* Rows of every buffer start at multiples of 16 bytes. */
-bool aligned(mz_dtype type, int64_t a, int64_t b) {
-    const int64_t values = type == MZ_BF16 ? 8 : 4;
-    return a % values == 0 && b % values == 0;
-}
-
 /* Sums of squares per row: one of each tile of fp32, two (one a warp) of each of bf16, whichever
  * engine runs. */
 int64_t parts_of(const mz_expert_up *args) {
@@ -371,9 +364,6 @@ size_t mz_cuda_grouped_gemm_workspace(const mz_cuda_device *, const mz_product_a
 int mz_cuda_grouped_gemm(const mz_cuda_device *d, void *stream, const mz_product_args *args,
                          void *) {
     const bool forward = args->op == MZ_PRODUCT_FORWARD, wgrad = args->op == MZ_PRODUCT_WGRAD;
-    if (!aligned(args->type, args->n, args->k) ||
-        (wgrad && !aligned(args->gradient_type, args->k, 0)))
-        return cudaErrorInvalidValue;
     Product p = {};
     p.begin = args->groups.begin;
     p.groups = args->groups.groups;
@@ -402,8 +392,6 @@ size_t mz_cuda_expert_up_workspace(const mz_cuda_device *, const mz_expert_up *a
  * activations, and with norm2 rows * parts * 4 bytes written and read. */
 int mz_cuda_expert_up(const mz_cuda_device *d, void *stream, const mz_expert_up *args,
                       void *workspace) {
-    if (!aligned(args->type, args->hidden, args->intermediate))
-        return cudaErrorInvalidValue;
     if (args->groups.rows_max == 0)
         return cudaSuccess;
     Product p = {};
@@ -427,9 +415,6 @@ int mz_cuda_expert_up(const mz_cuda_device *d, void *stream, const mz_expert_up 
 }
 
 int mz_cuda_vendor_pointers(void *stream, const mz_product_args *args, void *workspace) {
-    if (!aligned(args->type, args->n, args->k) ||
-        (args->op == MZ_PRODUCT_WGRAD && !aligned(args->gradient_type, args->k, 0)))
-        return cudaErrorInvalidValue;
     return CU_LAUNCH(vendor_pointers, (unsigned)args->groups.groups, POINTER_THREADS, 0, stream,
                      *args, static_cast<void **>(workspace));
 }

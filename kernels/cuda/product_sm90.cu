@@ -145,6 +145,10 @@ __device__ void fetch_tiles(const Product &p, char *ring, uint64_t *full, uint64
             advance(slot);
         }
     }
+    /* Nothing is promised of the copies of threads that have exited: these stay until every slot
+     * has been used. */
+    for (int i = 0; i < STAGES; i++, advance(slot))
+        cu_barrier_wait(&empty[slot.at], slot.parity ^ 1);
 }
 
 /* ---- multiplying --------------------------------------------------------------------------------

@@ -85,7 +85,7 @@ __device__ static inline int32_t best_of(const float *value, int32_t n) {
             at = index;
         }
     }
-    return at < n ? at : 0; /* nothing but NaN */
+    return at; /* there is one: k is at most n */
 }
 
 /* Leaves the experts of the topk_group best groups: the score of a group is the sum of its two
@@ -123,7 +123,8 @@ __device__ static inline void forward_token(const mz_router &a, int64_t token, f
     float *weight = a.weight + token * a.k, sum = 0;
     probabilities(a, token, p);
     for (int32_t e = lane_of(); e < a.experts; e += 32)
-        value[e] = mz_router_is_softmax(&a) ? l[e] : p[e] + (a.bias ? a.bias[e] : 0.0f);
+        value[e] =
+            mz_router_rank(mz_router_is_softmax(&a) ? l[e] : p[e] + (a.bias ? a.bias[e] : 0.0f));
     __syncwarp();
     if (a.kind == MZ_ROUTER_SIGMOID && a.topk_group < a.n_group)
         keep_groups(a, value, score);
@@ -408,7 +409,7 @@ __global__ static void __launch_bounds__(CU_BLOCK) backward_active(route_work w)
 }
 
 __global__ static void __launch_bounds__(CU_BLOCK) add_gains(route_work w) {
-    const int32_t e = (int32_t)(blockIdx.x * CU_BLOCK + threadIdx.x);
+    const int64_t e = (int64_t)blockIdx.x * CU_BLOCK + threadIdx.x;
     if (e >= w.a.experts)
         return;
     for (int64_t b = 0; b < w.blocks; b++) {

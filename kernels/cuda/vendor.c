@@ -190,10 +190,10 @@ mz_kstatus mz_vendor_grouped_gemm(mz_kernels *k, mz_vendor *vendor, void *stream
     const int64_t *begin = args->groups.begin_host;
     if (args->n > INT_MAX || args->k > INT_MAX || args->groups.rows_max > INT_MAX)
         return mz_kernels_fail(k, MZ_K_EINVAL, "grouped_gemm: cuBLAS counts in 32 bits");
-    const int error = mz_cuda_vendor_pointers(stream, args, workspace);
-    if (error)
-        return mz_kernels_fail(k, MZ_K_EFAILED, "grouped_gemm: CUDA error %d", error);
-    mz_kstatus status = check(k, vendor, vendor->set_stream(vendor->handle, stream), "stream");
+    mz_kstatus status =
+        mz_cuda_check(k, mz_cuda_vendor_pointers(stream, args, workspace), "grouped_gemm");
+    if (status == MZ_K_OK)
+        status = check(k, vendor, vendor->set_stream(vendor->handle, stream), "stream");
     shapes s = {.n = 0};
     int64_t first = 0;
     for (int32_t g = 0; g < args->groups.groups && status == MZ_K_OK; g++) {

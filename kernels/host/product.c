@@ -194,13 +194,19 @@ static int64_t scratch_floats(const mz_product_args *a) {
     return a->type == MZ_BF16 ? rows * (a->n + a->k) + cols * a->k : 0;
 }
 
+/* OpenBLAS counts in 32 bits. */
+static bool blas_takes(int64_t a, int64_t b) {
+    return a <= INT32_MAX && b <= INT32_MAX;
+}
+
 size_t mz_host_grouped_gemm_workspace(const mz_kernels *k, const mz_product_args *a) {
+    if (!blas_takes(a->n, a->k))
+        return 0;
     return sizeof(float) * (size_t)(mz_pool_threads(mz_host_of(k)->pool) * scratch_floats(a));
 }
 
-/* OpenBLAS counts in 32 bits. */
 static mz_kstatus check_blas(mz_kernels *k, const char *name, int64_t a, int64_t b) {
-    if (a > INT32_MAX || b > INT32_MAX)
+    if (!blas_takes(a, b))
         return mz_kernels_fail(k, MZ_K_EINVAL, "%s: %lld x %lld is beyond OpenBLAS's sizes", name,
                                (long long)a, (long long)b);
     return MZ_K_OK;
@@ -293,6 +299,8 @@ static int64_t up_scratch_floats(const mz_expert_up *a) {
 }
 
 size_t mz_host_expert_up_workspace(const mz_kernels *k, const mz_expert_up *a) {
+    if (!blas_takes(2 * a->intermediate, a->hidden))
+        return 0;
     return sizeof(float) * (size_t)(mz_pool_threads(mz_host_of(k)->pool) * up_scratch_floats(a));
 }
 

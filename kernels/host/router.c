@@ -68,14 +68,15 @@ static float softmax(const float *l, int32_t n, float *p) {
     return most + logf(sum);
 }
 
-/* The k largest of `value`, best first, ties to the lower index; negative infinity is never chosen
- * while there is anything else. */
+/* The k largest of `value`, best first, ties to the lower index; negative infinity (and NaN) is
+ * never chosen while there is anything else. */
 static void choose(const float *value, int32_t n, int32_t k, int32_t *chosen) {
     for (int32_t count = 0, e = 0; e < n; e++) {
-        if (count == k && !(value[e] > value[chosen[k - 1]]))
+        const float mine = mz_router_rank(value[e]);
+        if (count == k && !(mine > mz_router_rank(value[chosen[k - 1]])))
             continue;
         int32_t at = count < k ? count++ : k - 1;
-        for (; at > 0 && value[e] > value[chosen[at - 1]]; at--)
+        for (; at > 0 && mine > mz_router_rank(value[chosen[at - 1]]); at--)
             chosen[at] = chosen[at - 1];
         chosen[at] = e;
     }
@@ -136,7 +137,7 @@ static void forward_token(const mz_router *a, int64_t token, float *scratch) {
     const float *by = a->logits + token * a->experts;
     if (a->kind == MZ_ROUTER_SIGMOID) {
         for (int32_t e = 0; e < a->experts; e++)
-            value[e] = p[e] + (a->bias ? a->bias[e] : 0);
+            value[e] = mz_router_rank(p[e] + (a->bias ? a->bias[e] : 0));
         if (a->topk_group < a->n_group)
             keep_groups(a, value, score);
         by = value;
@@ -443,7 +444,7 @@ static void norms_back_range(void *argument, int64_t first, int64_t end) {
     const gates *g = argument;
     const int64_t bytes = g->r * (g->type == MZ_BF16 ? 2 : 4);
     for (int64_t i = first; i < end; i++) {
-        const float factor = g->dnorm[i] / (g->norm[i] > 1e-20f ? g->norm[i] : 1e-20f);
+        const float factor = g->dnorm[i] / (g->norm[i] > MZ_SUM_LEAST ? g->norm[i] : MZ_SUM_LEAST);
         const char *z = (const char *)g->z + i * bytes;
         g->simd->scale(g->type, (char *)g->dz + i * bytes, z, z, factor, g->r, false);
     }

@@ -65,6 +65,7 @@ static const struct {
              {"routers", checks_of_routers, MZ_ENGINE_OWN},
              {"updates", checks_of_updates, MZ_ENGINE_OWN},
              {"arguments", checks_of_arguments, MZ_ENGINE_OWN},
+             {"offsets", checks_of_offsets, MZ_ENGINE_OWN},
              {"vendor", checks_of_vendor, MZ_ENGINE_OWN}};
 enum { LISTS = sizeof lists / sizeof *lists };
 

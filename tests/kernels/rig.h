@@ -25,7 +25,7 @@ typedef struct check {
 } check;
 /* Lists that end with a NULL name. */
 extern const check checks_of_rows[], checks_of_pairs[], checks_of_products[], checks_of_routers[],
-    checks_of_updates[], checks_of_arguments[];
+    checks_of_updates[], checks_of_arguments[], checks_of_offsets[];
 
 /* Runs one check on a seed; false: it failed, r->message says how. Frees what it took. */
 bool rig_run(rig *r, const check *c, uint64_t seed);

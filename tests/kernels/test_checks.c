@@ -9,7 +9,8 @@ static const struct {
     const check *list;
 } lists[] = {{"rows", checks_of_rows},         {"pairs", checks_of_pairs},
              {"products", checks_of_products}, {"routers", checks_of_routers},
-             {"updates", checks_of_updates},   {"arguments", checks_of_arguments}};
+             {"updates", checks_of_updates},   {"arguments", checks_of_arguments},
+             {"offsets", checks_of_offsets}};
 
 static rig bench;
 static uint64_t first_seed = 1;
