@@ -78,6 +78,7 @@ static void check_rows(rig *r) {
     COMBINE(a.k = -1);
     COMBINE(a.position = NULL);
     COMBINE(a.tokens = INT64_MAX / 2);
+    COMBINE((a.tokens = INT64_C(1) << 50, a.k = 1 << 20));
     const mz_swiglu swiglu = {
         .rows = 2, .intermediate = 4, .gate_up = s.f, .h = s.out, .dh = s.f, .dgate_up = s.out};
 #define SWIGLU(stmt)                                                                               \
@@ -198,6 +199,11 @@ static void check_products(rig *r) {
     mz_product_args wrong = product;
     wrong.n = -1;
     RIG_TRUE(r, mz_grouped_gemm_workspace(k, &wrong) == 0);
+    wrong.n = INT64_C(1) << 57;
+    wrong.k = 1;
+    wrong.groups.rows_max = 1;
+    wrong.type = MZ_BF16;
+    RIG_TRUE(r, mz_grouped_gemm_workspace(k, &wrong) == 0);
 }
 
 static void check_routers(rig *r) {
@@ -272,6 +278,73 @@ static void check_updates(rig *r) {
     UPDATE((a.kind = MZ_UPDATE_MUON, a.newton_schulz = -1));
     UPDATE((a.kind = MZ_UPDATE_MUON, a.cols = 1));
     refused(r, &s, "workspace", "no workspace", mz_update_step(k, 0, &update, NULL));
+    mz_update huge = update;
+    huge.matrices = INT64_MAX;
+    RIG_TRUE(r, mz_update_state_bytes(&huge) == 0 && mz_update_workspace(k, &huge) == 0);
+    huge.rows = 0; /* nothing in it, but factors of every matrix */
+    RIG_TRUE(r, mz_update_state_bytes(&huge) == 0 && mz_update_workspace(k, &huge) == 0);
+    RIG_TRUE(r, mz_update_state_bytes(&update) == 4 * (2 * 8 + 2 + 8));
+}
+
+/* On CUDA rows are whole pieces of 16 bytes, whatever the engine, and a refusal is no failure: the
+ * context goes on. */
+static void check_pieces(rig *r) {
+    const scene s = make_scene(r);
+    mz_kernels *k = r->kernels;
+    if (mz_kernels_backend(k) == MZ_BACKEND_HOST)
+        return;
+    const int64_t begin[] = {0, 2, 4};
+    const mz_product_args product = {.groups = {s.begin, 2, 4, begin},
+                                     .n = 8,
+                                     .k = 8,
+                                     .type = MZ_BF16,
+                                     .a = s.f,
+                                     .weight = s.pointers,
+                                     .c = s.out};
+    PRODUCT(a.n = 12);
+    PRODUCT(a.k = 4);
+    PRODUCT((a.k = 12, a.engine = MZ_ENGINE_VENDOR));
+    PRODUCT((a.k = 12, a.engine = MZ_ENGINE_OWN_MMA));
+    PRODUCT((a.op = MZ_PRODUCT_WGRAD, a.type = MZ_F32, a.gradient_type = MZ_BF16, a.k = 4));
+    PRODUCT((a.type = MZ_F32, a.n = 2));
+    PRODUCT(a.a = s.f + 1);
+    PRODUCT(a.c = s.out + 2);
+    const mz_expert_up up = {.groups = {s.begin, 2, 4, NULL},
+                             .hidden = 8,
+                             .intermediate = 8,
+                             .type = MZ_BF16,
+                             .x = s.f,
+                             .weight = s.pointers,
+                             .h = s.out};
+    UP(a.hidden = 4);
+    UP(a.intermediate = 12);
+    UP(a.x = s.f + 1);
+    UP(a.h = s.out + 1);
+    UP(a.gate_up = s.out + 1);
+    const mz_selection selection = {.score = s.f,
+                                    .order = s.list,
+                                    .begin = s.begin,
+                                    .quota = s.list,
+                                    .pairs = INT64_C(1) << 32,
+                                    .experts = 2,
+                                    .keep = (uint8_t *)s.out};
+    SELECT((void)a);
+    const mz_router router = {.kind = MZ_ROUTER_SOFTMAX,
+                              .tokens = 2,
+                              .experts = 1 << 20,
+                              .k = 2,
+                              .logits = s.f,
+                              .expert = (int32_t *)(void *)s.out,
+                              .weight = s.out,
+                              .dweight = s.f,
+                              .dlogits = s.out};
+    ROUTER((void)a);
+    /* What the run-time refuses is not reported again by what comes next. */
+    void *memory = NULL;
+    RIG_TRUE(r, mz_kernels_alloc(k, (size_t)1 << 50, &memory) == MZ_K_ENOMEM && !memory);
+    const mz_norms norms = {MZ_F32, s.f, 2, 4, 4, s.out};
+    RIG_OK(r, mz_row_norms(k, 0, &norms));
+    RIG_OK(r, mz_kernels_sync(k, 0));
 }
 
 static void check_open(rig *r) {
@@ -289,10 +362,7 @@ static void check_open(rig *r) {
     }
 }
 
-const check checks_of_arguments[] = {{"rows", check_rows},
-                                     {"pairs", check_pairs},
-                                     {"products", check_products},
-                                     {"routers", check_routers},
-                                     {"updates", check_updates},
-                                     {"open", check_open},
-                                     {NULL, NULL}};
+const check checks_of_arguments[] = {{"rows", check_rows},         {"pairs", check_pairs},
+                                     {"products", check_products}, {"routers", check_routers},
+                                     {"updates", check_updates},   {"pieces", check_pieces},
+                                     {"open", check_open},         {NULL, NULL}};

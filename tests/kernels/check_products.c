@@ -24,6 +24,7 @@ static const layout layouts[] = {
     {2, 40, 72, {90, 75}}, /* more than 64 rows a group: higher tiles */
     {1, 304, 200, {140}},  /* several of them, and several stages */
     {384, 8, 16, {1, 0, 2, 0, 0, 0, 3, 1}},
+    {70, 8, 8, {0, 1, 0, 0, 0, 0, 2, 0}}, /* more groups than a warp looks at at once */
     {2, 8, 7168, {2, 1}},
     {2, 7168, 8, {1, 2}},
     {2, 48, 32, {600, 530}},
@@ -117,7 +118,7 @@ static void product_rows(rig *r, const layout *at, mz_dtype type, mz_product op,
 
 /* For an emulated device. */
 static bool too_large(const rig *r, const layout *l) {
-    return r->small && (l->groups > 8 || l->n > 2048 || l->k > 2048 || l->n * l->k > 1 << 17 ||
+    return r->small && (l->groups > 100 || l->n > 2048 || l->k > 2048 || l->n * l->k > 1 << 17 ||
                         l->row[0] > 150);
 }
 

@@ -304,6 +304,33 @@ static void check_extremes(rig *r) {
     }
 }
 
+/* NaN ranks last, with negative infinity: as many experts as there should be, each once, the same
+ * on every backend. */
+static void check_not_numbers(rig *r) {
+    enum { T = 4, E = 40, K = 3 };
+    const int32_t want[T][K] = {{2, 33, 1}, {0, 1, 2}, {4, 0, 1}, {39, 38, 0}};
+    for (int kind = MZ_ROUTER_SOFTMAX; kind <= MZ_ROUTER_SIGMOID; kind++) {
+        const setting s = {.kind = kind, .tokens = T, .experts = E, .k = K};
+        routed x = prepare(r, &s, false);
+        for (int i = 0; i < T * E; i++)
+            x.logits[i] = i < E ? -5 : NAN;
+        x.logits[0] = NAN;
+        x.logits[2] = 3;
+        x.logits[33] = 2;
+        x.logits[2 * E + 4] = 1;
+        x.logits[3 * E + 39] = 2;
+        x.logits[3 * E + 38] = 1;
+        x.args.logits = rig_put_floats(r, x.logits, T * E);
+        void *workspace = rig_workspace(r, mz_router_workspace(r->kernels, &x.args));
+        RIG_OK(r, mz_router_forward(r->kernels, 0, &x.args, workspace));
+        const int32_t *expert = rig_get(r, x.args.expert);
+        for (int i = 0; i < T * K; i++)
+            if (expert[i] != want[i / K][i % K])
+                rig_fail(r, "token %d, slot %d: expert %d, not %d", i / K, i % K, (int)expert[i],
+                         (int)want[i / K][i % K]);
+    }
+}
+
 static void check_lambda(rig *r) {
     /* Growth from 1e-10 by 2 %: 1163 updates to the cap of 1 (spec 2.5). */
     float lambda = 1e-10f;
@@ -316,6 +343,10 @@ static void check_lambda(rig *r) {
     RIG_TRUE(r, fabsf(mz_adapt_lambda(3, 0.2f, 0.3f, 0.25f, INFINITY) - 3.6f) < 1e-6f);
 }
 
-const check checks_of_routers[] = {{"forward", check_forward},     {"losses", check_losses},
-                                   {"gradients", check_gradients}, {"extremes", check_extremes},
-                                   {"lambda", check_lambda},       {NULL, NULL}};
+const check checks_of_routers[] = {{"forward", check_forward},
+                                   {"losses", check_losses},
+                                   {"gradients", check_gradients},
+                                   {"extremes", check_extremes},
+                                   {"not numbers", check_not_numbers},
+                                   {"lambda", check_lambda},
+                                   {NULL, NULL}};
