@@ -48,24 +48,28 @@ class Parser(argparse.ArgumentParser):
         return self.doc.strip() + "\n"
 
 
-def paths(folder, name):
-    """Files of a recording, the main one first; None, said in a line, where one is absent."""
+def words(folder, name):
+    """What `mizan trace import` takes for a recording, its main file first."""
     recording = RECORDINGS[name]
-    files = [os.path.join(folder, file) for file in (recording.file, *recording.beside.values())]
-    for file in files:
-        if not os.path.exists(file):
-            print(f"skipped: {file} is absent (MIZAN_TRACES names the folder)")
-            return None
-    return files
+    beside = [word for option, file in recording.beside.items() for word in (option, os.path.join(folder, file))]
+    return [os.path.join(folder, recording.file), *recording.options, *beside]
+
+
+def absent(folder, name):
+    """Whether a file of the recording is missing, which is said in a line."""
+    for file in (RECORDINGS[name].file, *RECORDINGS[name].beside.values()):
+        path = os.path.join(folder, file)
+        if not os.path.exists(path):
+            print(f"skipped: {path} is absent (MIZAN_TRACES names the folder)")
+            return True
+    return False
 
 
 def imported(args, name, trace):
     """The recording as a trace in that file; None where it is absent."""
-    files = paths(args.traces, name)
-    if not files:
+    if absent(args.traces, name):
         return None
-    beside = [word for pair in zip(RECORDINGS[name].beside, files[1:]) for word in pair]
-    run(args.mizan, "trace", "import", "-q", files[0], *RECORDINGS[name].options, *beside, "-o", trace)
+    run(args.mizan, "trace", "import", "-q", *words(args.traces, name), "-o", trace)
     return trace
 
 
@@ -88,9 +92,8 @@ def of_counts(args, counts, top_k, trace):
 
 def thinned(args, first, steps, layers, tokens, trace):
     """Steps of the SmartMoE history with fewer tokens per rank and micro-batch, in the recorded shares; None where it is absent."""
-    files = paths(args.traces, SMARTMOE)
-    if not files:
+    if absent(args.traces, SMARTMOE):
         return None
-    with lzma.open(files[0]) as packed:
+    with lzma.open(words(args.traces, SMARTMOE)[0]) as packed:
         recorded = numpy.load(packed)[first:first + steps, :layers]
     return of_counts(args, apportioned(recorded, 2 * tokens), 2, trace)
