@@ -68,7 +68,8 @@ typedef struct mz_kernels_options {
 mz_kstatus mz_kernels_open(const mz_kernels_options *options, mz_kernels **context, char *message,
                            size_t message_size);
 void mz_kernels_close(mz_kernels **context);
-const char *mz_kernels_error(const mz_kernels *context); /* of the last call that failed */
+const char *mz_kernels_error(const mz_kernels *context);  /* of the last call that failed */
+mz_kstatus mz_kernels_failure(const mz_kernels *context); /* its status; MZ_K_OK: none failed */
 /* "host, 2 threads, avx512" or "NVIDIA H200, sm_90, driver ..."; owned by the context. */
 const char *mz_kernels_describe(const mz_kernels *context);
 mz_backend mz_kernels_backend(const mz_kernels *context);

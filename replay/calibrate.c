@@ -11,7 +11,8 @@ mz_calibration_options mz_calibration_defaults(void) {
 }
 
 mz_code calibrate_failed(calibration *c, const char *what, mz_err *err) {
-    return mz_fail(err, MZ_EINTERNAL, "calibration of %s: %s", what, mz_kernels_error(c->kernels));
+    mz_kernel_code(c->kernels, mz_kernels_failure(c->kernels), err);
+    return mz_err_prefix(err, "calibration of %s", what);
 }
 
 mz_code calibrate_scratch(calibration *c, size_t bytes, mz_err *err) {

@@ -162,11 +162,7 @@ static mz_code open_kernels(calibrate_job *job, mz_err *err) {
     const mz_kstatus status = mz_kernels_open(&options, &job->kernels, message, sizeof message);
     if (status == MZ_K_OK)
         return mz_transport_attach(job->transport, job->kernels, err);
-    return mz_fail(err,
-                   status == MZ_K_EHARDWARE ? MZ_EHARDWARE
-                   : status == MZ_K_ENOMEM  ? MZ_ENOMEM
-                                            : MZ_EINTERNAL,
-                   "%s", message);
+    return mz_fail(err, mz_kstatus_code(status), "%s", message);
 }
 
 static mz_code measure(calibrate_job *job, mz_app *app, mz_err *err) {

@@ -288,7 +288,7 @@ static mz_code open_kernels(replay_job *job, mz_err *err) {
     const mz_kstatus status = mz_kernels_open(&options, &job->kernels, message, sizeof message);
     if (status == MZ_K_OK)
         return mz_transport_attach(job->transport, job->kernels, err);
-    return mz_fail(err, status == MZ_K_EHARDWARE ? MZ_EHARDWARE : MZ_EINTERNAL, "--backend %s: %s",
+    return mz_fail(err, mz_kstatus_code(status), "--backend %s: %s",
                    job->args.backend == MZ_BACKEND_CUDA ? "cuda" : "host", message);
 }
 

@@ -2,6 +2,7 @@
 
 #include "common/base/arena.h"
 #include "common/base/units.h"
+#include "replay/transport.h"
 #include "sim/memory/memory.h"
 
 #include <stdlib.h>
@@ -17,6 +18,7 @@ typedef struct block {
 
 struct mz_heap {
     mz_kernels *kernels;
+    mz_heap *next; /* the ring of those that were joined */
     int32_t first, ranks;
     mz_heap_rank *rank; /* [ranks] */
     block *block;       /* [blocks] */
@@ -46,15 +48,26 @@ mz_code mz_heap_create(mz_kernels *kernels, int32_t first, int32_t ranks, mz_hea
         return mz_fail_nomem(err, "a heap");
     }
     *h = (mz_heap){.kernels = kernels, .first = first, .ranks = ranks, .rank = rank, .patience = 1};
+    h->next = h;
     *heap = h;
     mz_heap_start_step(h);
     return MZ_OK;
+}
+
+void mz_heap_join(mz_heap *h, mz_heap *other) {
+    mz_heap *next = h->next;
+    h->next = other->next;
+    other->next = next;
 }
 
 void mz_heap_free(mz_heap **heap) {
     mz_heap *h = *heap;
     if (!h)
         return;
+    mz_heap *before = h;
+    while (before->next != h)
+        before = before->next;
+    before->next = h->next;
     for (int64_t i = 0; i < h->blocks; i++)
         if (h->block[i].memory)
             mz_kernels_free(h->kernels, h->block[i].memory);
@@ -176,16 +189,29 @@ static int64_t empty_place(mz_heap *h, int64_t bytes) {
     return i;
 }
 
-/* A new block; what lies idle is given to the context before memory is called short. -1: short. */
-static int64_t obtain(mz_heap *h, int64_t bytes) {
+/* Whether anything lay idle in the heap or those joined with it; it has gone then. */
+static bool release_all(mz_heap *h) {
+    bool any = false;
+    mz_heap *each = h;
+    do {
+        any = any || each->idles > 0;
+        mz_heap_release(each);
+        each = each->next;
+    } while (each != h);
+    return any;
+}
+
+/* A new block; what lies idle is given to the context before memory is called short. -1: none, and
+ * *why tells. */
+static int64_t obtain(mz_heap *h, int64_t bytes, mz_kstatus *why) {
+    *why = MZ_K_ENOMEM;
     if (!make_room(h))
         return -1;
     void *memory = NULL;
     mz_kstatus status = mz_kernels_alloc(h->kernels, (size_t)bytes, &memory);
-    if (status == MZ_K_ENOMEM && h->idles > 0) {
-        mz_heap_release(h);
+    if (status == MZ_K_ENOMEM && release_all(h))
         status = mz_kernels_alloc(h->kernels, (size_t)bytes, &memory);
-    }
+    *why = status;
     if (status != MZ_K_OK)
         return -1;
     const int64_t i = empty_place(h, bytes);
@@ -201,17 +227,17 @@ static const char *remedy(mz_memcat category) {
     switch (category) {
     case MZ_MEM_WEIGHTS:
     case MZ_MEM_GRADIENTS:
-        return "fewer layers, --hidden or --inter";
+        return "take fewer layers or a smaller --hidden or --inter";
     case MZ_MEM_OPTIMIZER_STATE:
     case MZ_MEM_TEMPORARIES:
-        return "a leaner --optimizer, --hidden or --inter";
+        return "take a leaner --optimizer or a smaller --hidden or --inter";
     case MZ_MEM_REPLICAS:
-        return "the policy's slots";
+        return "shrink the policy's slots";
     case MZ_MEM_ACTIVATIONS:
     case MZ_MEM_TOKEN_BUFFERS:
-        return "the tokens of a rank, --hidden or --inter, or pass --recompute full";
+        return "shrink the tokens of a rank, --hidden or --inter, or pass --recompute full";
     default:
-        return "--hidden or --inter";
+        return "take a smaller --hidden or --inter";
     }
 }
 
@@ -221,12 +247,21 @@ static mz_code fail_short(const mz_heap *h, const mz_buffer *wanted, const char 
     mz_memory_label(label, layer, name, sizeof name);
     return mz_fail(err, MZ_ENOMEM,
                    "no memory for %s (%s, layer %d) of rank %d: %s (%lld bytes) beside the %s that "
-                   "the rank holds; shrink %s",
+                   "the rank holds; %s",
                    name, mz_memcat_name(wanted->category), layer, wanted->rank,
                    mz_format_bytes((double)wanted->bytes, bytes, sizeof bytes),
                    (long long)wanted->bytes,
                    mz_format_bytes((double)mz_heap_of(h, wanted->rank)->total, held, sizeof held),
                    remedy(wanted->category));
+}
+
+/* No shortage: the device failed. */
+static mz_code fail_otherwise(const mz_heap *h, int32_t rank, const char *label, int32_t layer,
+                              mz_err *err) {
+    char name[128];
+    mz_kernel_code(h->kernels, mz_kernels_failure(h->kernels), err);
+    return mz_err_prefix(err, "%s of rank %d", mz_memory_label(label, layer, name, sizeof name),
+                         rank);
 }
 
 static void count(mz_heap_rank *rank, const mz_buffer *taken, const char *label, int32_t layer) {
@@ -259,15 +294,17 @@ mz_code mz_heap_take(mz_heap *h, int32_t rank, mz_memcat category, int64_t bytes
     if (bytes == 0)
         return MZ_OK;
     h->takes++;
+    mz_kstatus why = MZ_K_ENOMEM;
     const bool fails = h->fail_at == h->takes;
     const int64_t whole = (bytes + GRANULE - 1) / GRANULE * GRANULE;
     buffer->block = fails ? -1 : reuse(h, whole);
     if (!fails && buffer->block < 0)
-        buffer->block = obtain(h, whole);
+        buffer->block = obtain(h, whole, &why);
     if (buffer->block < 0) {
         const mz_buffer wanted = *buffer;
         *buffer = (mz_buffer){0};
-        return fail_short(h, &wanted, label, layer, err);
+        return why != MZ_K_EFAILED ? fail_short(h, &wanted, label, layer, err)
+                                   : fail_otherwise(h, rank, label, layer, err);
     }
     h->block[buffer->block].step = h->step;
     buffer->memory = h->block[buffer->block].memory;

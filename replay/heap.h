@@ -45,13 +45,18 @@ typedef struct mz_heap_rank {
 mz_code mz_heap_create(mz_kernels *kernels, int32_t first, int32_t ranks, mz_heap **heap,
                        mz_err *err);
 void mz_heap_free(mz_heap **heap); /* and everything that is still taken */
+/* Two heaps of one context, each perhaps with others that it was joined with before: when memory is
+ * short for one, what lies idle in any of them goes back to the context first. They belong to one
+ * thread at a time together. A heap is joined with another once. */
+void mz_heap_join(mz_heap *heap, mz_heap *other);
 
 /* Fault injection: the n-th take from now (1: the next) fails as if memory were short; 0: none. */
 void mz_heap_fail_at(mz_heap *heap, int64_t n);
 
 /* label: a string that outlives the heap; may hold "%d" once for the layer. buffer must hold
  * nothing. 0 bytes: memory NULL. Contents are undefined. MZ_ENOMEM names label, layer, rank, bytes,
- * what the rank holds and what to shrink. */
+ * what the rank holds and what would help; a device that failed is no shortage and has its own code
+ * and message. */
 mz_code mz_heap_take(mz_heap *heap, int32_t rank, mz_memcat category, int64_t bytes,
                      const char *label, int32_t layer, mz_buffer *buffer, mz_err *err);
 /* Empties the buffer; nothing happens when it holds nothing. The caller sees to it that no

@@ -17,6 +17,11 @@ struct mz_probe {
     double *mine, *all; /* [local ranks], [ranks] */
 };
 
+static mz_code failed(const mz_probe *p, mz_err *err) {
+    mz_kernel_code(p->kernels, mz_kernels_failure(p->kernels), err);
+    return mz_err_prefix(err, "a probe of the machine's speed");
+}
+
 static mz_product_args args_of(const mz_probe *p) {
     return (mz_product_args){.op = MZ_PRODUCT_FORWARD,
                              .groups = {p->begin, GROUPS, GROUPS * ROWS, NULL},
@@ -29,13 +34,13 @@ static mz_product_args args_of(const mz_probe *p) {
                              .c = p->y};
 }
 
-static bool fill(const mz_probe *p) {
+static mz_code fill(const mz_probe *p, mz_err *err) {
     const size_t bytes = (size_t)GROUPS * WEIGHT;
     uint16_t *value = malloc(bytes);
     int64_t begin[GROUPS + 1];
     void *weight[GROUPS];
     if (!value)
-        return false;
+        return mz_fail_nomem(err, "a probe of the machine's speed");
     mz_rng rng = mz_rng_make(1, 5);
     for (size_t i = 0; i < bytes / VALUE; i++)
         value[i] = mz_probe_operand(&rng);
@@ -51,7 +56,7 @@ static bool fill(const mz_probe *p) {
         mz_kernels_copy(k, 0, MZ_COPY_IN, p->weight, weight, sizeof weight) == MZ_K_OK &&
         mz_kernels_sync(k, 0) == MZ_K_OK;
     free(value);
-    return filled;
+    return filled ? MZ_OK : failed(p, err);
 }
 
 static bool allocate(mz_probe *p) {
@@ -76,10 +81,14 @@ mz_code mz_probe_create(mz_kernels *kernels, mz_transport *transport, mz_probe *
     p->transport = transport;
     p->mine = mz_calloc((size_t)(transport->end - transport->first) + 1, sizeof *p->mine);
     p->all = mz_calloc((size_t)transport->ranks, sizeof *p->all);
-    if (p->mine && p->all && allocate(p) && fill(p))
-        return MZ_OK;
-    mz_probe_free(probe);
-    return mz_fail_nomem(err, "a probe of the machine's speed");
+    mz_code code = MZ_OK;
+    if (!p->mine || !p->all)
+        code = mz_fail_nomem(err, "a probe of the machine's speed");
+    else
+        code = allocate(p) ? fill(p, err) : failed(p, err);
+    if (code != MZ_OK)
+        mz_probe_free(probe);
+    return code;
 }
 
 void mz_probe_free(mz_probe **probe) {
@@ -113,8 +122,7 @@ mz_code mz_probe_run(mz_probe *p, double *seconds, mz_err *err) {
     for (int32_t r = 0; r < local; r++)
         p->mine[r] = (mz_now() - start) / calls;
     if (status != MZ_K_OK)
-        return mz_fail(err, MZ_EINTERNAL, "a probe of the machine's speed: %s",
-                       mz_kernels_error(p->kernels));
+        return failed(p, err);
     code = mz_transport_gather(p->transport, p->mine, sizeof *p->mine, p->all, err);
     *seconds = 0;
     for (int32_t r = 0; code == MZ_OK && r < p->transport->ranks; r++)

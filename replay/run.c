@@ -136,12 +136,17 @@ static mz_code create_policy(mz_replay *r, replay_policy *p, const char *text, m
     p->replay = r;
     p->text = text;
     mz_code code = create_planner(r, p, err);
-    if (code == MZ_OK)
-        code = create_plans(r, p, err);
+    if (code != MZ_OK)
+        return code;
+    code = create_plans(r, p, err);
     if (code == MZ_OK)
         code = mz_heap_create(r->kernels, t->first, r->local, &p->heap, err);
+    if (code == MZ_OK && p > r->policy)
+        mz_heap_join(p->heap, r->policy->heap);
     if (code == MZ_OK)
         code = mz_measure_create(r->ranks, r->layers, &p->measure, err);
+    if (code != MZ_OK)
+        return mz_err_prefix(err, "policy %s", text);
     const mz_fault *f = &r->options.fault;
     if (code == MZ_OK && f->kind == MZ_FAULT_MEMORY && p == r->policy &&
         mz_transport_holds(r->transport, f->rank))
@@ -465,8 +470,9 @@ static void end_engine(replay_policy *p) {
 static mz_code start_pass(mz_replay *r, replay_policy *p, int64_t window, mz_err *err) {
     int64_t steps = 0, calls = 0;
     mz_code code = create_planner(r, p, err);
-    if (code == MZ_OK)
-        code = start_engine(r, p, err);
+    if (code != MZ_OK)
+        return code;
+    code = start_engine(r, p, err);
     if (code != MZ_OK)
         return mz_err_prefix(err, "policy %s", p->text);
     mz_planner_reach(p->planner, &steps, &calls);

@@ -212,10 +212,12 @@ static mz_code compare_row(mz_verify *v, const mz_engine_seen *seen, const void 
     const bool narrow = v->job.type == MZ_BF16;
     const size_t bytes = (size_t)H * (narrow ? 2 : 4);
     mz_kernels *k = v->transport->kernels;
-    if (mz_kernels_copy(k, 0, MZ_COPY_OUT, v->row, (const char *)rows + token * (int64_t)bytes,
-                        bytes) != MZ_K_OK ||
-        mz_kernels_sync(k, 0) != MZ_K_OK)
-        return mz_fail(err, MZ_EINTERNAL, "verification: %s", mz_kernels_error(k));
+    mz_kstatus status = mz_kernels_copy(k, 0, MZ_COPY_OUT, v->row,
+                                        (const char *)rows + token * (int64_t)bytes, bytes);
+    if (status == MZ_K_OK)
+        status = mz_kernels_sync(k, 0);
+    if (mz_kernel_code(k, status, err) != MZ_OK)
+        return mz_err_prefix(err, "verification");
     double mean = 0;
     for (int64_t j = 0; j < H; j++)
         mean += v->square[j] / (double)H;

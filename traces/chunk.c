@@ -166,6 +166,8 @@ static bool last_filter(const mz_pipeline *pipeline, uint32_t mask, int i) {
     return true;
 }
 
+const char mz_chunk_no_memory[] = "out of memory";
+
 const char *mz_chunk_decode(mz_codec *codec, const mz_pipeline *pipeline, uint32_t mask,
                             const uint8_t *in, size_t size, uint8_t *out, size_t out_size) {
     int which = 0;
@@ -186,7 +188,7 @@ const char *mz_chunk_decode(mz_codec *codec, const mz_pipeline *pipeline, uint32
         uint8_t *to = last ? out : scratch_of(codec, which, room);
         which = 1 - which;
         if (!to)
-            return "out of memory";
+            return mz_chunk_no_memory;
         if (pipeline->filter[i] == MZ_FILTER_SHUFFLE) {
             if (size > room)
                 return "the chunk is larger than its shape says";

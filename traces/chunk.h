@@ -28,7 +28,9 @@ mz_codec *mz_codec_new(int deflate_level); /* level 0: for reading; NULL when me
 void mz_codec_free(mz_codec *codec);
 
 /* Undoes the pipeline (filters whose bit in `mask` is set were not applied) on in[0..size), which
- * must give exactly out_size bytes. Returns NULL, or what is wrong with the chunk. */
+ * must give exactly out_size bytes. Returns NULL, or what is wrong with the chunk; that very text
+ * mz_chunk_no_memory when nothing is. */
+extern const char mz_chunk_no_memory[];
 const char *mz_chunk_decode(mz_codec *codec, const mz_pipeline *pipeline, uint32_t mask,
                             const uint8_t *in, size_t size, uint8_t *out, size_t out_size);
 

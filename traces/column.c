@@ -217,6 +217,8 @@ static mz_code decode(mz_trace *trace, mz_column_id id, int64_t chunk, mz_cached
         wrong = mz_chunk_decode(trace->codec, &col->pipeline, col->reply.mask,
                                 mz_server_slot(trace->server, id), (size_t)col->reply.size,
                                 entry->data, size);
+    if (wrong == mz_chunk_no_memory)
+        return mz_fail_nomem(err, "a chunk of the trace");
     if (wrong && *wrong) {
         char name[64];
         return mz_fail(err, MZ_EINPUT, "%s: %s: chunk %" PRId64 " (from row %" PRId64 "): %s",

@@ -1,5 +1,6 @@
 #include "traces/jsonl.h"
 
+#include "common/io/json.h"
 #include "traces/importers/common.h"
 
 #include <stdarg.h>
@@ -22,7 +23,9 @@ mz_code mz_jsonl_next(mz_jsonl *in, mz_err *err) {
         if (code || !line)
             return code;
     } while (strspn(line, " \t\r") == length);
-    json_t *value = json_loadb(line, length, JSON_REJECT_DUPLICATES, &fault);
+    json_t *value = mz_json_parse(line, length, 0, &fault);
+    if (!value && json_error_code(&fault) == json_error_out_of_memory)
+        return mz_fail_nomem(err, "a JSON value");
     if (!value)
         return mz_jsonl_fail(in, err, "column %d: no valid JSON (truncated or torn line?): %.200s",
                              fault.column, fault.text);

@@ -33,6 +33,44 @@ static mz_code read_all(mz_input *input, void **text, size_t *length, mz_err *er
     return MZ_OK;
 }
 
+/* A text being parsed. malloc sets errno where it fails, which jansson sets to 0 when it has read a
+ * number: so it gets numbers and what is between them in pieces, and errno is seen before each. */
+typedef struct parsing {
+    const char *text;
+    size_t left;
+    bool nomem;
+} parsing;
+
+static bool of_number(char c) {
+    return (c >= '0' && c <= '9') || c == '-' || c == '+' || c == '.';
+}
+
+static size_t next_piece(void *buffer, size_t size, void *self) {
+    parsing *p = self;
+    size_t n = 0;
+    p->nomem = p->nomem || errno == ENOMEM;
+    if (p->nomem)
+        return (size_t)-1;
+    while (n < p->left && n < size && of_number(p->text[n]) == of_number(p->text[0]))
+        n++;
+    memcpy(buffer, p->text, n);
+    p->text += n;
+    p->left -= n;
+    return n;
+}
+
+json_t *mz_json_parse(const char *text, size_t length, size_t flags, json_error_t *why) {
+    parsing p = {.text = text, .left = length};
+    errno = 0;
+    json_t *value = json_load_callback(next_piece, &p, JSON_REJECT_DUPLICATES | flags, why);
+    if (!p.nomem && errno != ENOMEM)
+        return value;
+    json_decref(value);
+    /* Where json_error_code looks. */
+    why->text[JSON_ERROR_TEXT_LENGTH - 1] = json_error_out_of_memory;
+    return NULL;
+}
+
 mz_code mz_json_load(const char *path, json_t **value, mz_err *err) {
     mz_input *input;
     void *text = NULL;
@@ -44,7 +82,7 @@ mz_code mz_json_load(const char *path, json_t **value, mz_err *err) {
     code = read_all(input, &text, &length, err);
     if (!code) {
         json_error_t why;
-        *value = json_loadb(text, length, JSON_REJECT_DUPLICATES, &why);
+        *value = mz_json_parse(text, length, 0, &why);
         if (!*value && json_error_code(&why) == json_error_out_of_memory)
             code = mz_fail_nomem(err, "a JSON value");
         else if (!*value)
@@ -243,8 +281,9 @@ mz_code mz_json_no_more(mz_json *view, mz_err *err) {
  */
 
 json_t *mz_json_text(const char *text) {
+    errno = 0;
     json_t *value = json_string(text);
-    if (value)
+    if (value || errno == ENOMEM)
         return value;
     char *clean = strdup(text);
     if (!clean)

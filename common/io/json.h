@@ -11,6 +11,11 @@
 #include <stdint.h>
 #include <stdio.h>
 
+/* A value in memory, refusing duplicate keys; flags: more of JSON_DECODE_*. NULL when the text is
+ * no JSON, or with json_error_code(why) == json_error_out_of_memory when memory was short: jansson
+ * itself calls the text invalid then, or loses a byte of a string. Caller json_decref()s. */
+json_t *mz_json_parse(const char *text, size_t length, size_t flags, json_error_t *why);
+
 /* Loads a whole JSON file (plain, .gz or .xz; duplicate keys refused). Caller json_decref()s. */
 mz_code mz_json_load(const char *path, json_t **value, mz_err *err);
 

@@ -192,7 +192,9 @@ static mz_code take_json(conversation *c, const char *text, int64_t bytes) {
     json_error_t why;
     if (c->r->file->root)
         return wrong(c->r, "it has two texts");
-    json_t *root = json_loadb(text, (size_t)bytes, JSON_REJECT_DUPLICATES, &why);
+    json_t *root = mz_json_parse(text, (size_t)bytes, 0, &why);
+    if (!root && json_error_code(&why) == json_error_out_of_memory)
+        return nomem(c->r);
     if (!root)
         return wrong(c->r, "its json is not valid");
     return note_json(c->r, root);

@@ -44,7 +44,8 @@ static mz_kstatus host_open(mz_kernels *k, const mz_kernels_options *options) {
     host->pool = mz_pool_create(threads);
     if (!host->pool) {
         free(host);
-        return mz_kernels_fail(k, MZ_K_ENOMEM, "cannot start %d threads", (int)threads);
+        return mz_kernels_fail(
+            k, MZ_K_ENOMEM, "cannot start %d threads: memory or processes are short", (int)threads);
     }
     choose_simd(host);
     if (openblas_set_num_threads)
@@ -63,7 +64,8 @@ static void host_close(mz_kernels *k) {
 static mz_kstatus host_alloc(mz_kernels *k, size_t bytes, void **memory) {
     const size_t rounded = (bytes + 255) & ~(size_t)255;
     *memory = rounded >= bytes ? aligned_alloc(256, rounded) : NULL;
-    return *memory ? MZ_K_OK : mz_kernels_fail(k, MZ_K_ENOMEM, "alloc: no %zu bytes", bytes);
+    return *memory ? MZ_K_OK
+                   : mz_kernels_fail(k, MZ_K_ENOMEM, "alloc: no memory of %zu bytes", bytes);
 }
 
 static void host_free(mz_kernels *k, void *memory) {

@@ -3,47 +3,10 @@
  * (meson.build: --wrap); libraries keep theirs. */
 #include "replay/experts.h"
 #include "tests/harness.h"
+#include "tests/replay/nomem.h"
 #include "tests/replay/scene.h"
 
 #include <stdlib.h>
-
-void *__real_malloc(size_t size);
-void *__real_calloc(size_t n, size_t size);
-void *__real_realloc(void *memory, size_t size);
-void *__real_aligned_alloc(size_t alignment, size_t size);
-void *__wrap_malloc(size_t size);
-void *__wrap_calloc(size_t n, size_t size);
-void *__wrap_realloc(void *memory, size_t size);
-void *__wrap_aligned_alloc(size_t alignment, size_t size);
-
-/* Allocations so far while counting, which one fails (0: none), and whether all later ones do. */
-static int64_t counted, fails_at;
-static bool counting, for_good, buffer_refused;
-
-static bool refused(void) {
-    if (!counting)
-        return false;
-    counted++;
-    return fails_at > 0 && (counted == fails_at || (for_good && counted > fails_at));
-}
-
-void *__wrap_malloc(size_t size) {
-    return refused() ? NULL : __real_malloc(size);
-}
-
-void *__wrap_calloc(size_t n, size_t size) {
-    return refused() ? NULL : __real_calloc(n, size);
-}
-
-void *__wrap_realloc(void *memory, size_t size) {
-    return refused() ? NULL : __real_realloc(memory, size);
-}
-
-void *__wrap_aligned_alloc(size_t alignment, size_t size) {
-    const bool no = refused();
-    buffer_refused = buffer_refused || no;
-    return no ? NULL : __real_aligned_alloc(alignment, size);
-}
 
 static mz_code open_machine(machine *m, const scene *s) {
     const mz_kernels_options options = {.backend = SCENE_BACKEND, .threads = 1, .streams = 1};
@@ -75,17 +38,14 @@ static mz_code whole_job(machine *m, scene *s, float *value) {
 
 /* Number of allocations of a job; the at-th fails, 0: none. A buffer that is refused once may be
  * had after the heap gave back what lies idle; all else is an error. */
-static int64_t run_job(scene *s, float *value, int64_t at) {
+static int64_t run_job(scene *s, float *value, int64_t at, bool for_good) {
     machine m = {0};
-    counted = 0;
-    fails_at = at;
-    buffer_refused = false;
-    counting = true;
+    nomem_start(at, for_good);
     const mz_code code = whole_job(&m, s, value);
-    counting = false;
+    const int64_t counted = nomem_end();
     if (at == 0)
         assert_ok(code, &m.err);
-    else if (code == MZ_OK ? !buffer_refused || for_good
+    else if (code == MZ_OK ? nomem_buffers() == 0 || for_good
                            : code != MZ_ENOMEM || m.err.code != code || !m.err.msg[0] ||
                                  strchr(m.err.msg, '\n'))
         fail_msg("%s: allocation %lld: code %d, \"%s\"", s->o.policy, (long long)at, code,
@@ -112,14 +72,11 @@ static void every_allocation(void **state) {
         o.recompute = i == 0;
         scene_open(&s, &o, (uint64_t)(3 + i));
         float *value = calloc((size_t)(3 * o.hidden * o.intermediate), sizeof *value);
-        const int64_t all = run_job(&s, value, 0);
+        const int64_t all = run_job(&s, value, 0, false);
         assert_true(all > 50);
         for (int64_t at = 1; at <= all; at++)
-            for (int good = 0; good < 2; good++) {
-                for_good = good;
-                run_job(&s, value, at);
-            }
-        for_good = false;
+            for (int good = 0; good < 2; good++)
+                run_job(&s, value, at, good);
         print_message("%s: %lld allocations\n", policies[i], (long long)all);
         free(value);
         scene_close(&s);

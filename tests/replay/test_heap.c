@@ -3,6 +3,7 @@
 #include "tests/harness.h"
 
 #include "common/base/rng.h"
+#include "kernels/backend.h"
 #include "replay/heap.h"
 
 typedef struct rig {
@@ -255,6 +256,63 @@ static void test_steps_that_come_back(void **state) {
 /* ---- faults
  * --------------------------------------------------------------------------------------*/
 
+/* Linked so that memory of the kernels' context is asked for here (meson.build: --wrap): `short_by`
+ * requests are refused first, with `status`. */
+static int short_by;
+static mz_kstatus refusal;
+mz_kstatus __real_mz_kernels_alloc(mz_kernels *kernels, size_t bytes, void **memory);
+mz_kstatus __wrap_mz_kernels_alloc(mz_kernels *kernels, size_t bytes, void **memory);
+
+mz_kstatus __wrap_mz_kernels_alloc(mz_kernels *kernels, size_t bytes, void **memory) {
+    return short_by > 0 && short_by-- ? refusal : __real_mz_kernels_alloc(kernels, bytes, memory);
+}
+
+/* Of three heaps that were joined, one is short: the others' idle blocks go, what is taken stays,
+ * and a heap that has left the ring is not asked. */
+static void test_joined(void **state) {
+    rig r;
+    rig_open(&r, 0, 1);
+    mz_heap *other[3];
+    mz_buffer idle[3] = {0}, taken[3] = {0}, a = {0};
+    for (int i = 0; i < 3; i++) {
+        assert_ok(mz_heap_create(r.kernels, 0, 1, &other[i], &r.err), &r.err);
+        mz_heap_join(other[i], r.heap);
+        for (int b = 0; b < 2; b++)
+            assert_ok(mz_heap_take(other[i], 0, MZ_MEM_WEIGHTS, 1024, "rows", 0,
+                                   b ? &taken[i] : &idle[i], &r.err),
+                      &r.err);
+        mz_heap_give(other[i], &idle[i]);
+    }
+    mz_heap_free(&other[1]);
+    refusal = MZ_K_ENOMEM;
+    short_by = 1;
+    assert_ok(take(&r, 0, MZ_MEM_WEIGHTS, 4096, &a), &r.err);
+    for (int i = 0; i < 3; i += 2)
+        assert_int_equal(mz_heap_reserved(other[i]), 1024);
+    memset(taken[2].memory, 1, 1024);
+    /* Nothing is idle any more: the next shortage is one. */
+    mz_buffer b = {0};
+    short_by = 1;
+    assert_fails(take(&r, 0, MZ_MEM_WEIGHTS, 8192, &b), MZ_ENOMEM, "no memory for", &r.err);
+    mz_heap_free(&other[0]);
+    mz_heap_free(&other[2]);
+    short_by = 1;
+    assert_fails(take(&r, 0, MZ_MEM_WEIGHTS, 8192, &b), MZ_ENOMEM, "no memory for", &r.err);
+    rig_close(&r);
+}
+
+/* A device that failed is not short of memory. */
+static void test_failed_device(void **state) {
+    rig r;
+    rig_open(&r, 0, 1);
+    mz_buffer a = {0};
+    refusal = mz_kernels_fail(r.kernels, MZ_K_EFAILED, "launch: the device is gone");
+    short_by = 1;
+    assert_fails(take(&r, 0, MZ_MEM_WEIGHTS, 4096, &a), MZ_EINTERNAL,
+                 "layer 3 rows of rank 0: launch: the device is gone", &r.err);
+    rig_close(&r);
+}
+
 /* Takes eight buffers and gives them back, whatever happens; code of the first failure. */
 static mz_code use(rig *r) {
     mz_buffer buffer[8] = {0};
@@ -293,6 +351,7 @@ int main(void) {
         cmocka_unit_test(test_errors),         cmocka_unit_test(test_random),
         cmocka_unit_test(test_steady),         cmocka_unit_test(test_faults),
         cmocka_unit_test(test_idle_blocks_go), cmocka_unit_test(test_steps_that_come_back),
+        cmocka_unit_test(test_joined),         cmocka_unit_test(test_failed_device),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

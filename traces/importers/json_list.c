@@ -2,6 +2,7 @@
 
 #include "common/base/arena.h"
 #include "common/io/input.h"
+#include "common/io/json.h"
 
 #include <stdbool.h>
 #include <stdlib.h>
@@ -55,8 +56,7 @@ static mz_code append(const list_scan *scan, text *to, char c, mz_err *err) {
 /* The element that ended. */
 static mz_code end_element(list_scan *scan, mz_err *err) {
     json_error_t why;
-    json_t *element = json_loadb(scan->element.data, scan->element.used,
-                                 JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, &why);
+    json_t *element = mz_json_parse(scan->element.data, scan->element.used, JSON_DECODE_ANY, &why);
     mz_code code = MZ_OK;
     if (element)
         code = scan->take(scan->self, scan->index, element, err);
@@ -144,7 +144,7 @@ static mz_code parse_rest(const list_scan *scan, json_t **rest, mz_err *err) {
     if (scan->inside)
         return mz_fail(err, MZ_EINPUT, "%s: the JSON ends within %s[%zu]: it is truncated",
                        scan->path, name_of(scan), scan->index);
-    *rest = json_loadb(scan->rest.data, scan->rest.used, JSON_REJECT_DUPLICATES, &why);
+    *rest = mz_json_parse(scan->rest.data, scan->rest.used, 0, &why);
     if (*rest)
         return MZ_OK;
     if (json_error_code(&why) == json_error_out_of_memory)

@@ -225,8 +225,10 @@ static mz_code read_header(trt_import *in, int32_t rank, mz_err *err) {
     code = mz_datafile_read(file, 8, text, (size_t)size, err);
     json_error_t why;
     if (!code)
-        header = json_loadb(text, (size_t)size, JSON_REJECT_DUPLICATES, &why);
+        header = mz_json_parse(text, (size_t)size, 0, &why);
     free(text);
+    if (!code && !header && json_error_code(&why) == json_error_out_of_memory)
+        code = mz_fail_nomem(err, "the header of a safetensors file");
     if (!code && !json_is_object(header))
         code = mz_fail(err, MZ_EINPUT, "%s: the header is no JSON object (damaged?): %s", path,
                        header ? "not an object" : why.text);
