@@ -90,10 +90,10 @@ def of_counts(args, counts, top_k, trace):
     return trace
 
 
-def thinned(args, first, steps, layers, tokens, trace):
+def thinned(args, first, steps, tokens, trace):
     """Steps of the SmartMoE history with fewer tokens per rank and micro-batch, in the recorded shares; None where it is absent."""
     if absent(args.traces, SMARTMOE):
         return None
     with lzma.open(words(args.traces, SMARTMOE)[0]) as packed:
-        recorded = numpy.load(packed)[first:first + steps, :layers]
+        recorded = numpy.load(packed)[first:first + steps]
     return of_counts(args, apportioned(recorded, 2 * tokens), 2, trace)
