@@ -140,6 +140,8 @@ static mz_code ask(mz_planner *p, const mz_planned_call *call, mz_plan *plan, mz
     if (code == MZ_OK)
         code = p->policy->route(p->state[call->group], &now, plan, err);
     p->measured_s += mz_now() - started;
+    if (code == MZ_OK && p->policy->account)
+        code = p->policy->account(p->state[call->group], &now, plan, err);
     return code == MZ_OK ? mz_plan_check(plan, call->load, &p->traits, err) : code;
 }
 

@@ -218,7 +218,7 @@ typedef struct mz_policy_traits {
     bool drop_by_weight;         /* of a source's pairs of an expert those of least gate weight are
                                     dropped; else the last ones in order of tokens */
     const char *score_source;    /* "" none, "gate weights", "trace"; text owned by the state, set
-                                    by the first route that sees pairs */
+                                    by the first call that has pairs */
     const char *label;           /* "LRMoE (our reading)" or NULL */
 } mz_policy_traits;
 
@@ -234,6 +234,9 @@ typedef struct mz_policy {
                     mz_policy_traits *traits, mz_err *err);
     mz_code (*decide)(void *state, const mz_view *view, mz_plan *plan, mz_err *err);
     mz_code (*route)(void *state, const mz_call *call, mz_plan *plan, mz_err *err);
+    /* NULL: nothing. What of a routed call reports alone ask for: kept_score and total_score, where
+     * the plan does not depend on them. No part of planning, and of its time. */
+    mz_code (*account)(void *state, const mz_call *call, mz_plan *plan, mz_err *err);
     void (*release)(void *state); /* NULL: all state lies in the arena. Else to be called once, and
                                      before the arena goes, for every init that succeeded */
 } mz_policy;

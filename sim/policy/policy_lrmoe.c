@@ -41,6 +41,7 @@ typedef struct lrmoe_options {
 } lrmoe_options;
 
 enum { QUOTA_WATERFILL, QUOTA_RATIO, QUOTA_VALUE, QUOTA_JOINT, QUOTA_NONE };
+enum { SCOPE_PER_SOURCE, SCOPE_GLOBAL };
 enum { PLACE_ULTRAEP, PLACE_SYMI, PLACE_STATIC };
 enum { FORWARD_PLACEMENT, FORWARD_EXACT };
 enum { COLUMNS = 8, DIRECT_DOMAIN = 8 /* ranks; see policy_ultraep.c */ };
@@ -140,12 +141,16 @@ static mz_code make_arrays(lrmoe_state *state, mz_arena *arena, int32_t instance
     return MZ_OK;
 }
 
+/* Rules that weigh what pairs are worth by the scores of the layer's call before. */
+static bool sees_scores(const lrmoe_options *o) {
+    return o->quota == QUOTA_VALUE || o->quota == QUOTA_JOINT;
+}
+
 static mz_code make_parts(lrmoe_state *state, const mz_policy_env *env, mz_arena *arena,
                           mz_err *err) {
     int32_t R = env->ranks, E = env->experts;
     int32_t instances = R * state->slots > E ? R * state->slots : E;
     bool symi = state->o.placement == PLACE_SYMI;
-    bool histograms = state->o.quota == QUOTA_VALUE || state->o.quota == QUOTA_JOINT;
     mz_code code = make_arrays(state, arena, instances, err);
     if (code == MZ_OK)
         code = mz_copy_domains(env, arena, &state->domain, err);
@@ -158,7 +163,8 @@ static mz_code make_parts(lrmoe_state *state, const mz_policy_env *env, mz_arena
     if (code == MZ_OK)
         code = mz_quota_create(arena, R, E, &state->quota, err);
     return code == MZ_OK ? mz_select_create(arena, env, (mz_score_kind)state->o.score,
-                                            state->o.scope == 1, histograms, &state->select, err)
+                                            state->o.scope == SCOPE_GLOBAL, sees_scores(&state->o),
+                                            &state->select, err)
                          : code;
 }
 
@@ -177,7 +183,7 @@ static mz_policy_traits traits_of(const lrmoe_state *state, const mz_policy_env 
                           .resend = o->activations == 1,
                           .needs_weights = quotas,
                           .score_combine_bytes = quotas && returns_norm ? 4 : 0,
-                          .score_home_bytes = quotas && o->scope == 1 ? 4 : 0,
+                          .score_home_bytes = quotas && o->scope == SCOPE_GLOBAL ? 4 : 0,
                           .router_gradient_kept = quotas && o->router_gradient == 1,
                           .score_kind = o->score,
                           .score_source = mz_select_source(state->select),
@@ -204,7 +210,7 @@ static mz_code check_options(const lrmoe_options *o, mz_err *err) {
         {none && o->time > 0, "time", "quota=none"},
         {none && o->start > 0, "start", "quota=none"},
         {none && o->rows_min != 1, "q_min", "quota=none"},
-        {none && o->scope != 0, "scope", "quota=none"},
+        {none && o->scope != SCOPE_PER_SOURCE, "scope", "quota=none"},
         {none && o->score != 0, "score", "quota=none"},
         {none && o->activations != 0, "activations", "quota=none"},
         {none && o->rescale != 0, "rescale", "quota=none"},
@@ -328,7 +334,8 @@ static void lower(int64_t *limit, double value) {
 static mz_limits limits_of(lrmoe_state *state, const mz_view *view) {
     const lrmoe_options *o = &state->o;
     const mz_budget *b = o->keep > 0 ? NULL : view->budget;
-    mz_limits l = {.total = -1, .send = -1, .rows_min = o->rows_min, .any_source = o->scope == 1};
+    mz_limits l = {
+        .total = -1, .send = -1, .rows_min = o->rows_min, .any_source = o->scope == SCOPE_GLOBAL};
     bool per_rank = b && b->rank_rows; /* backward_rows is then no more than the least of them */
     int64_t rows = b && !per_rank && b->backward_rows >= 0 ? b->backward_rows : -1;
     if (o->keep > 0)
@@ -549,6 +556,22 @@ static void share_quotas(lrmoe_state *state, const mz_load *load, mz_plan *plan)
     }
 }
 
+/* Selection over all sources says how many pairs each keeps. */
+static bool plans_by_scores(const lrmoe_state *state) {
+    return state->o.scope == SCOPE_GLOBAL || sees_scores(&state->o);
+}
+
+static mz_code sum_scores(lrmoe_state *state, const mz_call *call, mz_plan *plan, mz_err *err) {
+    if (state->o.quota == QUOTA_NONE || !mz_select_possible(call->pairs))
+        return MZ_OK;
+    return mz_select_run(state->select, call, plan, NULL, err);
+}
+
+static mz_code lrmoe_account(void *self, const mz_call *call, mz_plan *plan, mz_err *err) {
+    lrmoe_state *state = self;
+    return plans_by_scores(state) ? MZ_OK : sum_scores(state, call, plan, err);
+}
+
 static mz_code lrmoe_route(void *self, const mz_call *call, mz_plan *plan, mz_err *err) {
     lrmoe_state *state = self;
     const mz_load *load = call->load;
@@ -559,8 +582,8 @@ static mz_code lrmoe_route(void *self, const mz_call *call, mz_plan *plan, mz_er
     if (plan->has_backward)
         share_quotas(state, load, plan);
     mz_code code = MZ_OK;
-    if (state->o.quota != QUOTA_NONE && mz_select_possible(call->pairs))
-        code = mz_select_run(state->select, call, plan, NULL, err);
+    if (plans_by_scores(state))
+        code = sum_scores(state, call, plan, err);
     bool exact = state->o.forward == FORWARD_EXACT || state->o.placement != PLACE_ULTRAEP;
     if (code == MZ_OK)
         code = mz_expand_rows(state->expand, plan, load->count, NULL, plan->target,
@@ -582,4 +605,5 @@ const mz_policy mz_policy_lrmoe = {
     .init = lrmoe_init,
     .decide = lrmoe_decide,
     .route = lrmoe_route,
+    .account = lrmoe_account,
 };

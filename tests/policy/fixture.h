@@ -158,6 +158,8 @@ static inline void rig_call(rig *r, const mz_load *load, const mz_load *history,
         code = r->policy->route(r->state, &call, r->plan, &r->err);
     if (code == MZ_OK)
         code = mz_plan_check(r->plan, load, &r->traits, &r->err);
+    if (code == MZ_OK && r->policy->account)
+        code = r->policy->account(r->state, &call, r->plan, &r->err);
     if (code != MZ_OK)
         fail_msg("%s: %s", r->policy->name, r->err.msg);
 }

@@ -388,6 +388,32 @@ static void no_quota_no_scores(void **unused) {
     pairs_free(&p);
 }
 
+/* Route sums scores up where the plan depends on them, else reports ask for the sums. */
+static void sums_of_scores_are_no_planning(void **unused) {
+    static const struct {
+        const char *policy;
+        bool planned;
+    } of[] = {{"lrmoe[keep=0.5]", false},
+              {"lrmoe[keep=0.5,scope=global]", true},
+              {"lrmoe[keep=0.5,quota=value]", true}};
+    pair_set p = pairs_new(4, 8, 60, false, false, 6);
+    for (size_t i = 0; i < sizeof of / sizeof *of; i++) {
+        rig r;
+        rig_open(&r, of[i].policy, 4, 8, 0);
+        const mz_view view = {.current = p.load};
+        const mz_call call = {.load = p.load, .pairs = &p.pairs};
+        assert_int_equal(r.policy->decide(r.state, &view, r.plan, &r.err), MZ_OK);
+        assert_int_equal(r.policy->route(r.state, &call, r.plan, &r.err), MZ_OK);
+        assert_int_equal(r.plan->total_score > 0, of[i].planned);
+        const double planned = r.plan->total_score;
+        assert_int_equal(r.policy->account(r.state, &call, r.plan, &r.err), MZ_OK);
+        assert_true(r.plan->kept_score > 0 && r.plan->kept_score < r.plan->total_score);
+        assert_true(!of[i].planned || r.plan->total_score == planned);
+        rig_close(&r);
+    }
+    pairs_free(&p);
+}
+
 static void full_backward_until_start(void **unused) {
     rig r;
     mz_load *load = load_random(LOAD_ZIPF, 4, 8, 2);
@@ -837,6 +863,7 @@ int main(void) {
         cmocka_unit_test(pairs_must_match_counts),
         cmocka_unit_test(plain_path),
         cmocka_unit_test(no_quota_no_scores),
+        cmocka_unit_test(sums_of_scores_are_no_planning),
         cmocka_unit_test(full_backward_until_start),
         cmocka_unit_test(waterfill_by_hand),
         cmocka_unit_test(per_rank_caps),
