@@ -192,24 +192,66 @@ static void combine(const mz_row_sum *r) {
 /* ---- SwiGLU -------------------------------------------------------------------------------------
  */
 
-/* The line of column i of the row that begins `ahead` bytes further on, where a line begins. */
-INLINE void fetch_line(mz_dtype type, const void *row, int64_t ahead, int64_t i) {
+/* Columns [i, i + 32) of the row that begins `ahead` bytes further on. */
+INLINE void fetch32(mz_dtype type, const void *row, int64_t ahead, int64_t i) {
     const int64_t at = ahead + i * (type == MZ_BF16 ? 2 : 4);
-    if (at % LINE == 0)
-        fetch(row, at);
+    fetch(row, at);
+    if (type == MZ_F32)
+        fetch(row, at + LINE);
 }
 
-INLINE lanes sigmoid_of(mz_dtype type, lanes x) {
-    return type == MZ_BF16 ? sigmoid_bf16(x) : sigmoid_f32(x);
+/* Columns that are done at once: what a loop leaves to the next fits the first-level cache. */
+enum { PIECE = 1024 };
+typedef struct piece {
+    _Alignas(LINE) float sigmoid[PIECE]; /* first what `reduce` leaves, as load16 places it */
+    _Alignas(LINE) uint32_t power[PIECE];
+} piece;
+
+INLINE void reduce16(piece *p, mz_dtype type, const void *u, int64_t i, int64_t n, int64_t at) {
+    const sums x = load16(type, u, i, n);
+    for (int s = 0; s < PER_SUM; s++) {
+        const reduced r = reduce(type, x.part[s]);
+        store_f32(p->sigmoid + at + s * LANES, r.rest);
+        memcpy(p->power + at + s * LANES, &r.power, sizeof r.power);
+    }
+}
+
+INLINE void sigmoid16(piece *p, mz_dtype type, int64_t at) {
+    for (int64_t i = at; i < at + SUMS; i += LANES) {
+        reduced r = {.rest = load_f32(p->sigmoid + i)};
+        memcpy(&r.power, p->power + i, sizeof r.power);
+        store_f32(p->sigmoid + i, sigmoid(type, r));
+    }
+}
+
+/* Of columns [i, i + n) of u, n <= PIECE. Those of the next row's u and v, `next` bytes further on,
+ * are fetched meanwhile: memory has to do in every loop. */
+INLINE void sigmoids(piece *p, mz_dtype type, const void *u, const void *v, int64_t i, int64_t n,
+                     int64_t next) {
+    int64_t j = 0;
+    for (; j + 2 * SUMS <= n; j += 2 * SUMS) {
+        fetch32(type, u, next, i + j);
+        reduce16(p, type, u, i + j, SUMS, j);
+        reduce16(p, type, u, i + j + SUMS, SUMS, j + SUMS);
+    }
+    for (; j < n; j += SUMS)
+        reduce16(p, type, u, i + j, n - j < SUMS ? n - j : SUMS, j);
+    for (j = 0; j + SUMS < n; j += 2 * SUMS) {
+        fetch32(type, v, next, i + j);
+        sigmoid16(p, type, j);
+        sigmoid16(p, type, j + SUMS);
+    }
+    if (j < n)
+        sigmoid16(p, type, j);
 }
 
 /* h is summed as stored. */
-INLINE void swiglu16(sums *sum, mz_dtype type, void *h, const void *u, const void *v, int64_t i,
-                     int64_t n, mz_way way) {
+INLINE void swiglu16(sums *sum, mz_dtype type, void *h, const void *u, const void *v,
+                     const float *sigmoid, int64_t i, int64_t n, mz_way way) {
     const sums gate = load16(type, u, i, n), up = load16(type, v, i, n);
     sums out;
     for (int s = 0; s < PER_SUM; s++)
-        out.part[s] = gate.part[s] * sigmoid_of(type, gate.part[s]) * up.part[s];
+        out.part[s] = gate.part[s] * load_f32(sigmoid + s * LANES) * up.part[s];
     const sums stored = round16(type, out);
     store16(type, h, i, stored, n, way);
     add_products(sum, stored, stored);
@@ -219,14 +261,19 @@ INLINE float swiglu_of(mz_dtype type, void *h, const void *u, const void *v, int
                        mz_way way) {
     const int64_t next = 2 * n * (type == MZ_BF16 ? 2 : 4); /* bytes */
     sums sum = {0};
-    int64_t i = 0;
-    for (; i + SUMS <= n; i += SUMS) {
-        fetch_line(type, u, next, i); /* of the next row */
-        fetch_line(type, v, next, i);
-        swiglu16(&sum, type, h, u, v, i, SUMS, way);
+    piece p;
+    for (int64_t i = 0; i < n;) {
+        const int64_t begin = i, end = n - i < PIECE ? n : i + PIECE;
+        sigmoids(&p, type, u, v, begin, end - begin, next);
+        for (; i + 2 * SUMS <= end; i += 2 * SUMS) {
+            swiglu16(&sum, type, h, u, v, p.sigmoid + (i - begin), i, SUMS, way);
+            swiglu16(&sum, type, h, u, v, p.sigmoid + (i - begin + SUMS), i + SUMS, SUMS, way);
+        }
+        for (; i < end; i += SUMS)
+            swiglu16(&sum, type, h, u, v, p.sigmoid + (i - begin), i,
+                     end - i < SUMS ? end - i : SUMS, CACHED);
+        i = end;
     }
-    if (i < n)
-        swiglu16(&sum, type, h, u, v, i, n - i, CACHED);
     return total(&sum);
 }
 
@@ -239,14 +286,14 @@ static float swiglu(mz_dtype type, void *h, const void *u, const void *v, int64_
                          : swiglu_of(MZ_F32, h, u, v, n, CACHED);
 }
 
-INLINE void swiglu_back16(sums *sum, const mz_swiglu_row *r, mz_dtype type, float factor, int64_t i,
-                          int64_t n, mz_way way) {
+INLINE void swiglu_back16(sums *sum, const mz_swiglu_row *r, mz_dtype type, float factor,
+                          const float *sigmoid, int64_t i, int64_t n, mz_way way) {
     const sums u = load16(type, r->u, i, n), v = load16(type, r->v, i, n);
     const sums dh = load16(type, r->dh, i, n);
     sums du, dv, h;
     for (int s = 0; s < PER_SUM; s++) {
-        const lanes sigmoid = sigmoid_of(type, u.part[s]), silu = u.part[s] * sigmoid;
-        const lanes slope = sigmoid + silu * (1.0f - sigmoid), d = dh.part[s] * factor;
+        const lanes share = load_f32(sigmoid + s * LANES), silu = u.part[s] * share;
+        const lanes slope = share + silu * (1.0f - share), d = dh.part[s] * factor;
         du.part[s] = d * v.part[s] * slope;
         dv.part[s] = d * silu;
         h.part[s] = silu * v.part[s];
@@ -263,15 +310,21 @@ INLINE float swiglu_back_of(const mz_swiglu_row row, mz_dtype type, mz_way way) 
     const int64_t next = 2 * n * (type == MZ_BF16 ? 2 : 4); /* bytes */
     const float factor = factor_of(row.factor);
     sums sum = {0};
-    int64_t i = 0;
-    for (; i + SUMS <= n; i += SUMS) {
-        fetch_line(type, row.u, next, i); /* of the next row */
-        fetch_line(type, row.v, next, i);
-        fetch_line(type, row.dh, next / 2, i);
-        swiglu_back16(&sum, &row, type, factor, i, SUMS, way);
+    piece p;
+    for (int64_t i = 0; i < n;) {
+        const int64_t begin = i, end = n - i < PIECE ? n : i + PIECE;
+        sigmoids(&p, type, row.u, row.v, begin, end - begin, next);
+        for (; i + 2 * SUMS <= end; i += 2 * SUMS) {
+            fetch32(type, row.dh, next / 2, i);
+            swiglu_back16(&sum, &row, type, factor, p.sigmoid + (i - begin), i, SUMS, way);
+            swiglu_back16(&sum, &row, type, factor, p.sigmoid + (i - begin + SUMS), i + SUMS, SUMS,
+                          way);
+        }
+        for (; i < end; i += SUMS)
+            swiglu_back16(&sum, &row, type, factor, p.sigmoid + (i - begin), i,
+                          end - i < SUMS ? end - i : SUMS, CACHED);
+        i = end;
     }
-    if (i < n)
-        swiglu_back16(&sum, &row, type, factor, i, n - i, CACHED);
     return total(&sum);
 }
 

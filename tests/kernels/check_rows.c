@@ -370,6 +370,53 @@ static void check_swiglu_back(rig *r) {
     run_shapes(r, swiglu_back);
 }
 
+/* NaN, infinity of a sign, or a number near the one wanted. */
+static void same_kind(rig *r, const char *what, mz_dtype type, double u, double got, double want) {
+    const bool same = isnan(want) ? isnan(got)
+                      : isinf(want)
+                          ? got == want
+                          : fabs(got - want) <= (4e-6 + store_error(type)) * fabs(want) + 1e-30;
+    if (!same)
+        rig_fail(r, "%s of a gate of %g is %g, not %g", what, u, got, want);
+}
+
+/* Gates without bounds, each of them in every column. */
+static void check_swiglu_limits(rig *r) {
+    static const double gate[] = {INFINITY, -INFINITY, NAN,  3e38, -3e38, 1e38, -1e38, 1e9,
+                                  -1e9,     -89,       89.5, 128,  -128,  -0.0, 1e-38};
+    enum { ROWS = sizeof gate / sizeof *gate, WIDTH = 40 };
+    for (int t = 0; t < 2; t++) {
+        double gate_up[2 * ROWS * WIDTH], one[ROWS * WIDTH];
+        for (int i = 0; i < ROWS; i++)
+            for (int j = 0; j < WIDTH; j++) {
+                gate_up[2 * i * WIDTH + j] = ref_stored(types[t], gate[(i + j) % ROWS]);
+                gate_up[(2 * i + 1) * WIDTH + j] = j % 2 ? 1 : -0.5;
+                one[i * WIDTH + j] = 1;
+            }
+        const mz_swiglu args = {.type = types[t],
+                                .rows = ROWS,
+                                .intermediate = WIDTH,
+                                .gate_up = rig_put(r, types[t], gate_up, 2 * ROWS * WIDTH),
+                                .h = rig_room(r, types[t], ROWS * WIDTH),
+                                .dh = rig_put(r, types[t], one, ROWS * WIDTH),
+                                .dgate_up = rig_room(r, types[t], 2 * ROWS * WIDTH)};
+        RIG_OK(r, mz_swiglu_forward(r->kernels, 0, &args));
+        const double *h = rig_values(r, types[t], args.h);
+        RIG_OK(r, mz_swiglu_backward(r->kernels, 0, &args));
+        const double *again = rig_values(r, types[t], args.h);
+        const double *d = rig_values(r, types[t], args.dgate_up);
+        for (int i = 0; i < ROWS; i++)
+            for (int j = 0; j < WIDTH; j++) {
+                const int at = 2 * i * WIDTH + j;
+                const double u = gate_up[at], v = gate_up[at + WIDTH];
+                same_kind(r, "h", types[t], u, h[i * WIDTH + j], ref_silu(u) * v);
+                same_kind(r, "h again", types[t], u, again[i * WIDTH + j], ref_silu(u) * v);
+                same_kind(r, "du", types[t], u, d[at], v * ref_silu_slope(u));
+                same_kind(r, "dv", types[t], u, d[at + WIDTH], ref_silu(u));
+            }
+    }
+}
+
 static void check_rows_used(rig *r) {
     enum { ROWS = 9, WIDTH = 40 };
     const int64_t used = 4;
@@ -463,5 +510,6 @@ const check checks_of_rows[] = {{"memory", check_memory},
                                 {"combine", check_combine},
                                 {"swiglu", check_swiglu},
                                 {"swiglu backward", check_swiglu_back},
+                                {"swiglu's limits", check_swiglu_limits},
                                 {"rows used", check_rows_used},
                                 {NULL, NULL}};
