@@ -37,17 +37,6 @@ static char *next_part(const calibration *c, char *pool, int64_t *at, int64_t by
     return part;
 }
 
-static mz_code take_probe(calibration *c, mz_err *err) {
-    double seconds = 0;
-    mz_code code = mz_probe_run(c->probe, &seconds, err);
-    if (code != MZ_OK)
-        return code;
-    if (!mz_grow((void **)&c->probed, &c->probed_cap, c->probes + 1, sizeof *c->probed))
-        return mz_fail_nomem(err, "calibration");
-    c->probed[c->probes++] = seconds;
-    return MZ_OK;
-}
-
 /* Calls of one sample, the first of all warms up. Small ones, which a stray interrupt hits hardest,
  * thrice; the number depends on sizes alone, as calls may be collective. */
 static mz_code time_calls(calibration *c, calibrate_run bind, calibrate_run run, const void *sizes,
@@ -71,16 +60,13 @@ static mz_code time_calls(calibration *c, calibrate_run bind, calibrate_run run,
     return MZ_OK;
 }
 
-mz_code calibrate_time(calibration *c, calibrate_run bind, calibrate_run run, const void *sizes,
-                       int64_t in_bytes, int64_t out_bytes, double *seconds, mz_err *err) {
-    enum { PROBE_EVERY = 8 };
+mz_code calibrate_sample(calibration *c, calibrate_run bind, calibrate_run run, const void *sizes,
+                         int64_t in_bytes, int64_t out_bytes, double *seconds, mz_err *err) {
     const int32_t local = c->transport->end - c->transport->first;
     double own = 0, sum = 0;
     if (in_bytes > c->options.pool_bytes || out_bytes > c->options.pool_bytes)
         return mz_fail(err, MZ_EINTERNAL, "a sample larger than the pools");
-    mz_code code = c->calls++ % PROBE_EVERY == 0 ? take_probe(c, err) : MZ_OK;
-    if (code == MZ_OK)
-        code = mz_transport_barrier(c->transport, err);
+    mz_code code = mz_transport_barrier(c->transport, err);
     if (code == MZ_OK && c->app->stop && *c->app->stop)
         return mz_fail(err, MZ_EABORTED, "interrupted");
     if (code == MZ_OK)
@@ -94,6 +80,18 @@ mz_code calibrate_time(calibration *c, calibrate_run bind, calibrate_run run, co
         sum += c->all[r];
     *seconds = sum / c->transport->ranks;
     return code;
+}
+
+/* The probes stand among the samples, the one of arithmetic and the one of memory in turn. */
+mz_code calibrate_time(calibration *c, calibrate_run bind, calibrate_run run, const void *sizes,
+                       int64_t in_bytes, int64_t out_bytes, double *seconds, mz_err *err) {
+    enum { PROBE_EVERY = 16 };
+    const int64_t turn = c->calls++ % PROBE_EVERY;
+    mz_code code = turn == 0                 ? calibrate_probe_product(c, err)
+                   : turn == PROBE_EVERY / 2 ? calibrate_probe_rows(c, err)
+                                             : MZ_OK;
+    return code == MZ_OK ? calibrate_sample(c, bind, run, sizes, in_bytes, out_bytes, seconds, err)
+                         : code;
 }
 
 static mz_fit *fit_of(calibration *c, int kind) {
@@ -259,11 +257,32 @@ static mz_code fit_all(calibration *c, mz_wire *wire, mz_err *err) {
     wire->latency_s = message->term[0];
     wire->bytes_per_s = message->term[2] > 0 ? 1 / message->term[2] : 1e12;
     calibrate_alone(c);
-    if (c->probes > 0) {
-        mz_sort(c->probed, (int64_t)c->probes);
-        c->measured->probe_s = c->probed[c->probes / 2];
-    }
+    calibrate_references(c);
     return code;
+}
+
+typedef mz_code (*calibrate_round)(calibration *c, mz_err *err);
+
+static mz_code in_rounds(calibration *c, calibrate_round round, mz_err *err) {
+    mz_progress progress =
+        mz_progress_start(&c->app->log, "measuring", "rounds", c->options.rounds);
+    mz_code code = prepare(c, err);
+    for (; code == MZ_OK && c->round < c->options.rounds; c->round++) {
+        code = round(c, err);
+        mz_progress_update(&progress, c->round + 1);
+    }
+    mz_progress_end(&progress);
+    return code;
+}
+
+static void release(calibration *c) {
+    void *const all[] = {c->inputs,   c->results, c->scratch, c->counting, c->expert,
+                         c->shuffled, c->weight,  c->begin,   c->quota};
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
+        mz_kernels_free(c->kernels, all[i]);
+    mz_probe_free(&c->probe);
+    free(c->probed.value);
+    free(c->packed.value);
 }
 
 mz_code mz_calibrate(mz_kernels *kernels, mz_transport *transport,
@@ -276,20 +295,25 @@ mz_code mz_calibrate(mz_kernels *kernels, mz_transport *transport,
                      .arena = arena,
                      .measured = measured};
     measured->processes = transport->processes;
-    mz_progress progress = mz_progress_start(&app->log, "measuring", "rounds", options->rounds);
-    mz_code code = prepare(&c, err);
-    for (; code == MZ_OK && c.round < options->rounds; c.round++) {
-        code = one_round(&c, err);
-        mz_progress_update(&progress, c.round + 1);
-    }
-    mz_progress_end(&progress);
+    mz_code code = in_rounds(&c, one_round, err);
     if (code == MZ_OK)
         code = fit_all(&c, wire, err);
-    void *const all[] = {c.inputs,   c.results, c.scratch, c.counting, c.expert,
-                         c.shuffled, c.weight,  c.begin,   c.quota};
-    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
-        mz_kernels_free(kernels, all[i]);
-    mz_probe_free(&c.probe);
-    free(c.probed);
+    release(&c);
+    return code;
+}
+
+mz_code mz_calibrate_speed(mz_kernels *kernels, mz_transport *transport,
+                           const mz_calibration_options *options, mz_app *app, mz_arena *arena,
+                           mz_measured *now, mz_err *err) {
+    calibration c = {.kernels = kernels,
+                     .transport = transport,
+                     .options = *options,
+                     .app = app,
+                     .arena = arena,
+                     .measured = now};
+    const mz_code code = in_rounds(&c, calibrate_pieces, err);
+    if (code == MZ_OK)
+        calibrate_references(&c);
+    release(&c);
     return code;
 }

@@ -39,6 +39,23 @@ mz_code mz_calibrate(mz_kernels *kernels, mz_transport *transport,
                      const mz_calibration_options *options, mz_app *app, mz_arena *arena,
                      mz_measured *measured, mz_wire *wire, mz_err *err);
 
+/* The speed alone: probe_s, probe_mean_s and rows_mean_s of `now`, all else as it is. Collective,
+ * some ten seconds with seven rounds. */
+mz_code mz_calibrate_speed(mz_kernels *kernels, mz_transport *transport,
+                           const mz_calibration_options *options, mz_app *app, mz_arena *arena,
+                           mz_measured *now, mz_err *err);
+
+/* Seconds now over seconds when it was calibrated: of products; of what memory binds. */
+typedef struct mz_factors {
+    double product, rows;
+} mz_factors;
+
+/* calibrate_speed.c: what was measured, as it would be at the speed of `now` (mz_calibrate_speed),
+ * whose references it takes. Where either has no time of rows, what memory binds stays as it is.
+ * MZ_EINPUT where `measured` has no probe. */
+mz_code mz_calibrate_rescale(mz_measured *measured, const mz_measured *now, mz_factors *factors,
+                             mz_err *err);
+
 /* fit.c: terms >= 0 that minimise the squared relative errors of the samples (active set over GSL's
  * weighted least squares), then mz_fit_finish. samples >= 1, seconds > 0. */
 mz_code mz_fit_terms(mz_fit *fit, mz_work work, mz_err *err);

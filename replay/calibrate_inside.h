@@ -12,6 +12,11 @@ typedef struct calibrate_series {
     int32_t most, each;
 } calibrate_series;
 
+typedef struct calibrate_seconds {
+    double *value;
+    size_t count, cap;
+} calibrate_seconds;
+
 /* Beside the kinds of work: messages between processes; products on one worker, sizes kind, n, k;
  * few tiles and many of one size, size tiles of a worker. */
 enum { CALIBRATE_WIRE = MZ_WORKS, CALIBRATE_ALONE, CALIBRATE_CALL, CALIBRATE_KINDS };
@@ -36,10 +41,9 @@ typedef struct calibration {
     calibrate_series series[CALIBRATE_KINDS];
     mz_fit beside[CALIBRATE_KINDS - MZ_WORKS];
     mz_probe *probe;
-    double *probed; /* seconds of the probes so far */
-    size_t probes, probed_cap;
-    int64_t calls;        /* samples so far */
-    double single_call_s; /* of a product beside its only tile */
+    calibrate_seconds probed, packed; /* of the probe, and of rows from memory to memory, so far */
+    int64_t calls;                    /* samples so far */
+    double single_call_s;             /* of a product beside its only tile */
 } calibration;
 
 enum { CALIBRATE_PAIRS = 1 << 18, CALIBRATE_EXPERTS = 512, CALIBRATE_TOP_K = 4 };
@@ -51,6 +55,10 @@ typedef mz_kstatus (*calibrate_run)(calibration *c, const void *sizes, char *in,
  * prepares a call on these parts, outside the clock; NULL: nothing to prepare. */
 mz_code calibrate_time(calibration *c, calibrate_run bind, calibrate_run run, const void *sizes,
                        int64_t in_bytes, int64_t out_bytes, double *seconds, mz_err *err);
+
+/* The same without probes in between. */
+mz_code calibrate_sample(calibration *c, calibrate_run bind, calibrate_run run, const void *sizes,
+                         int64_t in_bytes, int64_t out_bytes, double *seconds, mz_err *err);
 
 /* Room for `most` samples of a kind, the first time. kind: of mz_work, or CALIBRATE_... */
 mz_code calibrate_begin(calibration *c, int kind, int32_t most, mz_err *err);
@@ -72,5 +80,11 @@ void calibrate_alone(calibration *c);                    /* calibrate_products.c
 mz_code calibrate_copies(calibration *c, mz_err *err);   /* calibrate_rows.c: lanes */
 mz_code calibrate_updates(calibration *c, mz_err *err);  /* calibrate_updates.c */
 mz_code calibrate_wire(calibration *c, mz_err *err);
+
+/* calibrate_speed.c: one more time of either probe; many of both in turn; what they come to. */
+mz_code calibrate_probe_product(calibration *c, mz_err *err);
+mz_code calibrate_probe_rows(calibration *c, mz_err *err);
+mz_code calibrate_pieces(calibration *c, mz_err *err);
+void calibrate_references(calibration *c);
 
 #endif

@@ -317,19 +317,23 @@ static mz_code sample_single_call(calibration *c, product_sizes *p, mz_err *err)
 static mz_code sample_call(calibration *c, product_sizes *p, mz_err *err) {
     enum { SIDE = 128, ROWS = 64 };
     const int64_t workers = c->measured->workers;
-    const int64_t most =
-        GROUPS_MOST / workers < MANY_PER_WORKER ? GROUPS_MOST / workers : MANY_PER_WORKER;
-    const int64_t each[2] = {most > 4 ? most / 4 : 1, most};
+    int64_t most = GROUPS_MOST / workers;
+    *p = (product_sizes){MZ_WORK_FORWARD, ROWS, SIDE, SIDE, 0, p->begin, p->weight};
+    for (most = most < MANY_PER_WORKER ? most : MANY_PER_WORKER; most > 0; most--) {
+        p->groups = (int32_t)(most * workers);
+        if (fits_pools(c, p))
+            break;
+    }
     if (most < 2) { /* too many workers to tell */
         c->measured->call_s = c->single_call_s;
         return MZ_OK;
     }
-    double mean[2];
+    const int64_t each[2] = {most > 4 ? most / 4 : 1, most};
+    double mean[2] = {0};
     mz_code code = calibrate_begin(c, CALIBRATE_CALL, 2, err);
     for (int i = 0; code == MZ_OK && i < 2; i++) {
         double seconds = 0;
-        *p = (product_sizes){MZ_WORK_FORWARD, ROWS,     SIDE, SIDE, (int32_t)(each[i] * workers),
-                             p->begin,        p->weight};
+        p->groups = (int32_t)(each[i] * workers);
         code = time_product(c, p, &seconds, err);
         if (code == MZ_OK) {
             calibrate_add(c, CALIBRATE_CALL, (double)each[i], 1, 1, seconds);

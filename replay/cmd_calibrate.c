@@ -5,15 +5,17 @@
 #include "replay/calibrate.h"
 #include "replay/calibrate_planners.h"
 #include "replay/cmd.h"
+#include "replay/refresh.h"
 
 #include <errno.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 typedef struct calibrate_args {
-    const char *output, *transport, *name;
+    const char *output, *transport, *name, *refresh;
     int64_t ranks, threads, repeats, hidden, inter;
     double timeout, pool;
     int backend;
@@ -24,6 +26,8 @@ typedef struct calibrate_args {
 
 static const mz_opt calibrate_options[] = {
     {"output", 'o', MZ_OPT_STR, AT(output), NULL, "FILE", "the profile (JSON); default: stdout"},
+    {"refresh", 0, MZ_OPT_STR, AT(refresh), NULL, "PROFILE",
+     "measure only how fast the machine is now, and write that profile at this speed"},
     {"name", 0, MZ_OPT_STR, AT(name), "calibrated", "NAME", "name in the profile"},
     {"ranks", 'r', MZ_OPT_INT, AT(ranks), "8", "R", "ranks that share the machine's devices", 1,
      4096},
@@ -148,6 +152,7 @@ typedef struct calibrate_job {
     mz_kernels *kernels;
     mz_measured measured;
     mz_wire wire;
+    mz_refresh refresh;
     json_t *profile;
     mz_arena arena;
 } calibrate_job;
@@ -165,19 +170,67 @@ static mz_code open_kernels(calibrate_job *job, mz_err *err) {
     return mz_fail(err, mz_kstatus_code(status), "%s", message);
 }
 
-static mz_code measure(calibrate_job *job, mz_app *app, mz_err *err) {
+static mz_calibration_options measuring(const calibrate_args *a) {
     mz_calibration_options options = mz_calibration_defaults();
-    options.rounds = (int32_t)job->args.repeats;
-    options.pool_bytes = (int64_t)job->args.pool / 256 * 256;
-    options.hidden = job->args.hidden;
-    options.intermediate = job->args.inter;
+    options.rounds = (int32_t)a->repeats;
+    options.pool_bytes = (int64_t)a->pool / 256 * 256;
+    options.hidden = a->hidden;
+    options.intermediate = a->inter;
+    return options;
+}
+
+static const char *backend_name(const calibrate_args *a) {
+    return a->backend == 0 ? "host" : "cuda";
+}
+
+static mz_code measure(calibrate_job *job, mz_app *app, mz_err *err) {
+    const mz_calibration_options options = measuring(&job->args);
     mz_measured *m = &job->measured;
     snprintf(m->machine, sizeof m->machine, "%s", mz_kernels_describe(job->kernels));
-    snprintf(m->backend, sizeof m->backend, "%s", job->args.backend == 0 ? "host" : "cuda");
+    snprintf(m->backend, sizeof m->backend, "%s", backend_name(&job->args));
     snprintf(m->transport, sizeof m->transport, "%s", job->transport->name);
     return mz_calibrate(job->kernels, job->transport, &options, app, &job->arena, m, &job->wire,
                         err);
 }
+
+/* ---- an existing profile at the speed of now ----------------------------------------------------
+ */
+
+static mz_code check_same(const calibrate_job *job, mz_err *err) {
+    mz_refresh_here here = {.machine = mz_kernels_describe(job->kernels),
+                            .backend = backend_name(&job->args),
+                            .transport = job->transport->name,
+                            .processes = job->transport->processes,
+                            .workers = mz_kernels_tiles(job->kernels, MZ_PRODUCT_FORWARD).workers,
+                            .ranks = job->args.ranks};
+    const mz_code code = mz_transport_room(job->transport, &here.memory, err);
+    return code == MZ_OK ? mz_refresh_same(&job->refresh, &here, err) : code;
+}
+
+static mz_code refresh(calibrate_job *job, mz_app *app, mz_err *err) {
+    const mz_calibration_options options = measuring(&job->args);
+    mz_factors factors;
+    char at[32];
+    const time_t now = time(NULL);
+    struct tm utc;
+    mz_code code = check_same(job, err);
+    if (code == MZ_OK)
+        code = mz_calibrate_speed(job->kernels, job->transport, &options, app, &job->arena,
+                                  &job->measured, err);
+    strftime(at, sizeof at, "%Y-%m-%dT%H:%M:%SZ", gmtime_r(&now, &utc));
+    if (code == MZ_OK)
+        code = mz_refresh_apply(&job->refresh, &job->measured, at, &factors, err);
+    if (code != MZ_OK)
+        return code;
+    job->profile = json_incref(job->refresh.profile);
+    if (job->transport->process == 0)
+        mz_info(&app->log, "products take %.3f of their seconds in %s, what memory binds %.3f",
+                factors.product, job->args.refresh, factors.rows);
+    return MZ_OK;
+}
+
+/* ---- the job ------------------------------------------------------------------------------------
+ */
 
 static mz_code build_profile(calibrate_job *job, mz_err *err) {
     const int32_t processes = job->transport->processes;
@@ -207,12 +260,12 @@ static mz_code write_profile(const calibrate_job *job, mz_app *app, mz_err *err)
     if (code != MZ_OK)
         return code;
     FILE *out = fopen(output.partial, "w");
-    code =
-        out ? mz_json_write(job->profile, out, err)
-            : mz_fail(err, MZ_EINPUT, "%s: cannot be written: %s", output.partial, strerror(errno));
+    code = out ? mz_json_write(job->profile, out, err)
+               : mz_fail(err, MZ_EINTERNAL, "cannot write: %s", strerror(errno));
     if (out && fclose(out) != 0 && code == MZ_OK)
-        code =
-            mz_fail(err, MZ_EINPUT, "%s: cannot be written: %s", output.partial, strerror(errno));
+        code = mz_fail(err, MZ_EINTERNAL, "cannot write: %s", strerror(errno));
+    if (code != MZ_OK)
+        mz_err_prefix(err, "%s", job->args.output);
     if (code == MZ_OK)
         return mz_output_commit(&output, err);
     mz_output_abandon(&output);
@@ -225,11 +278,13 @@ static mz_code run_job(calibrate_job *job, mz_app *app, mz_err *err) {
                                           .timeout_s = job->args.timeout,
                                           .stop = app->stop};
     mz_code code = mz_transport_open(&options, &job->transport, err);
+    if (code == MZ_OK && job->args.output && job->transport->process == 0)
+        code = mz_output_try(job->args.output, err);
     if (code == MZ_OK)
         code = open_kernels(job, err);
     if (code == MZ_OK)
-        code = measure(job, app, err);
-    if (code == MZ_OK && job->transport->process == 0)
+        code = job->args.refresh ? refresh(job, app, err) : measure(job, app, err);
+    if (code == MZ_OK && job->transport->process == 0 && !job->args.refresh)
         code = build_profile(job, err);
     if (code == MZ_OK && job->transport->process == 0)
         code = write_profile(job, app, err);
@@ -238,7 +293,14 @@ static mz_code run_job(calibrate_job *job, mz_app *app, mz_err *err) {
     return code;
 }
 
-static mz_code check_args(const calibrate_args *a, mz_err *err) {
+static mz_code check_args(const calibrate_args *a, const bool *seen, mz_err *err) {
+    for (int i = 0; a->refresh && i < calibrate_spec.count; i++)
+        if (seen[i] &&
+            (calibrate_options[i].offset == AT(name) || calibrate_options[i].offset == AT(hidden) ||
+             calibrate_options[i].offset == AT(inter)))
+            return mz_fail(err, MZ_EINPUT,
+                           "--%s is of a new calibration: --refresh keeps what the profile has",
+                           calibrate_options[i].name);
     if ((a->hidden > 0) != (a->inter > 0))
         return mz_fail(err, MZ_EINPUT, "--hidden and --inter go together: a shape has both");
     return MZ_OK;
@@ -247,16 +309,20 @@ static mz_code check_args(const calibrate_args *a, mz_err *err) {
 mz_code mz_cmd_calibrate(mz_app *app, int argc, char **argv, mz_err *err) {
     calibrate_job job = {0};
     bool help = false;
+    bool seen[sizeof calibrate_options / sizeof calibrate_options[0]] = {false};
     int nargs = 0;
     mz_code code =
-        mz_opt_parse(&calibrate_spec, &job.args, argc, argv, &nargs, &help, NULL, app->out, err);
+        mz_opt_parse(&calibrate_spec, &job.args, argc, argv, &nargs, &help, seen, app->out, err);
     if (code != MZ_OK || help)
         return code;
     mz_log_choose(&app->log, job.args.quiet, job.args.verbose);
-    code = check_args(&job.args, err);
+    code = check_args(&job.args, seen, err);
+    if (code == MZ_OK && job.args.refresh)
+        code = mz_refresh_load(job.args.refresh, &job.arena, &job.refresh, err);
     if (code == MZ_OK)
         code = run_job(&job, app, err);
     json_decref(job.profile);
+    mz_refresh_free(&job.refresh);
     mz_kernels_close(&job.kernels);
     mz_transport_close(&job.transport);
     mz_arena_free(&job.arena);

@@ -170,6 +170,28 @@ static mz_code read_text(mz_json *view, const char *key, char *text, size_t size
     return code;
 }
 
+static mz_code read_rescaled(mz_json *view, mz_rescaled *rescaled, mz_err *err) {
+    json_t *object;
+    mz_json of;
+    char where[400];
+    *rescaled = (mz_rescaled){.product = 1, .rows = 1};
+    if (!mz_json_has(view, "rescaled"))
+        return MZ_OK;
+    snprintf(where, sizeof where, "%s.rescaled", view->where);
+    mz_code code = mz_json_get(view, "rescaled", JSON_OBJECT, &object, err);
+    if (code == MZ_OK)
+        code = mz_json_object(object, where, &of, err);
+    if (code == MZ_OK)
+        code = read_text(&of, "at", rescaled->at, sizeof rescaled->at, err);
+    if (code == MZ_OK)
+        code = mz_json_quantity(&of, "products", MZ_UNIT_NONE, &rescaled->product, err);
+    if (code == MZ_OK)
+        code = mz_json_quantity(&of, "memory", MZ_UNIT_NONE, &rescaled->rows, err);
+    if (code == MZ_OK && !(rescaled->product > 0 && rescaled->rows > 0))
+        return mz_fail(err, MZ_EINPUT, "%s: factors must be above 0", where);
+    return code == MZ_OK ? mz_json_no_more(&of, err) : code;
+}
+
 mz_code mz_measured_read(json_t *object, const char *where, mz_arena *arena, mz_measured **measured,
                          mz_err *err) {
     mz_json view;
@@ -197,6 +219,12 @@ mz_code mz_measured_read(json_t *object, const char *where, mz_arena *arena, mz_
                        m->alone);
     if (code == MZ_OK)
         code = mz_json_quantity_or(&view, "probe", MZ_UNIT_SECONDS, 0, &m->probe_s, err);
+    if (code == MZ_OK)
+        code = mz_json_quantity_or(&view, "probe_mean", MZ_UNIT_SECONDS, 0, &m->probe_mean_s, err);
+    if (code == MZ_OK)
+        code = mz_json_quantity_or(&view, "rows_mean", MZ_UNIT_SECONDS, 0, &m->rows_mean_s, err);
+    if (code == MZ_OK)
+        code = read_rescaled(&view, &m->rescaled, err);
     if (code == MZ_OK)
         code = read_kinds(&view, arena, m, err);
     if (code == MZ_OK)
@@ -252,8 +280,13 @@ json_t *mz_measured_json(const mz_measured *m) {
             json_decref(kinds);
             return NULL;
         }
-    return json_pack("{s:o,s:s,s:s,s:i,s:i,s:f,s:f,s:f,s:o}", "machine", mz_json_text(m->machine),
-                     "backend", m->backend, "transport", m->transport, "processes", m->processes,
-                     "workers", m->workers, "alone", m->alone, "call", m->call_s, "probe",
-                     m->probe_s, "kinds", kinds);
+    json_t *rescaled = m->rescaled.at[0]
+                           ? json_pack("{s:o,s:f,s:f}", "at", mz_json_text(m->rescaled.at),
+                                       "products", m->rescaled.product, "memory", m->rescaled.rows)
+                           : NULL;
+    return json_pack("{s:o,s:s,s:s,s:i,s:i,s:f,s:f,s:f,s:f,s:f,s:o*,s:o}", "machine",
+                     mz_json_text(m->machine), "backend", m->backend, "transport", m->transport,
+                     "processes", m->processes, "workers", m->workers, "alone", m->alone, "call",
+                     m->call_s, "probe", m->probe_s, "probe_mean", m->probe_mean_s, "rows_mean",
+                     m->rows_mean_s, "rescaled", rescaled, "kinds", kinds);
 }

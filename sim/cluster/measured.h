@@ -38,12 +38,21 @@ typedef struct mz_tiling {
     int32_t rows, n, k;
 } mz_tiling;
 
+/* What `mizan calibrate --refresh` made of the seconds since they were measured. */
+typedef struct mz_rescaled {
+    char at[32];          /* time of the last one, UTC; empty: never */
+    double product, rows; /* factors of all together */
+} mz_rescaled;
+
 typedef struct mz_measured {
     char machine[256], backend[16], transport[16];
     int32_t processes, workers; /* workers: threads or SMs that take tiles side by side */
     double alone;   /* part of its time that a tile takes while the other workers idle: (0, 1] */
     double call_s;  /* of one product beside its tiles */
     double probe_s; /* replay/probe.h, median while all was measured; 0: not probed */
+    double probe_mean_s, rows_mean_s; /* means of it and of rows packed from memory to memory
+                                         (replay/calibrate_speed.c); 0: not known */
+    mz_rescaled rescaled;
     mz_fit fit[MZ_WORKS];
     mz_tiling tiling[MZ_WORKS]; /* of products */
 } mz_measured;

@@ -53,8 +53,79 @@ END
 --transport carrier-pigeon|carrier-pigeon
 --pool 1KiB|pool
 surplus|surplus
--o /nowhere/here.json --pool 1MiB --repeats 5 -q|/nowhere
+-o /nowhere/here.json|/nowhere
 END
+}
+
+# The product alone where the profile has no other time; both where it has; a record of it.
+@test "a refreshed profile has the seconds of the machine as it is now" {
+    calibrate -o here.json --ranks 4 --pool 2MiB --repeats 3 --threads 1 -q
+    "$python" - <<'END'
+import json
+p = json.load(open("here.json"))
+assert p["measured"]["probe_mean"] > 0 and p["measured"]["rows_mean"] == 0, p["measured"]
+p["measured"]["rows_mean"] = 1000.0 # no machine is that slow
+json.dump(p, open("slow.json", "w"))
+END
+    calibrate --refresh here.json -o now.json --ranks 4 --threads 1 --repeats 3 -q
+    calibrate --refresh slow.json -o fast.json --ranks 4 --threads 1 --repeats 3
+    "$python" - <<'END'
+import json, math, re
+def measured(path):
+    return json.load(open(path))["measured"]
+here, now, fast = measured("here.json"), measured("now.json"), measured("fast.json")
+near = lambda a, b: math.isclose(a, b, rel_tol=1e-9)
+for new in (now, fast):
+    f = new["rescaled"]
+    assert re.fullmatch(r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\dZ", f["at"]), f
+    assert near(f["products"], new["probe_mean"] / here["probe_mean"]), f
+    for name, kind in new["kinds"].items():
+        factor = f["products" if name.startswith("product") or name == "update_muon" else "memory"]
+        assert all(near(a, b * factor) for a, b in zip(kind["seconds"], here["kinds"][name]["seconds"])), name
+        assert all(near(a, b * factor) for a, b in zip(kind["terms"], here["kinds"][name]["terms"])), name
+        assert near(kind["residual"], here["kinds"][name]["residual"]), name
+    assert near(new["call"], here["call"] * f["products"]) and new["alone"] == here["alone"]
+assert now["rescaled"]["memory"] == 1 and now["rows_mean"] == 0
+assert 0 < fast["rescaled"]["memory"] < 0.01 and near(fast["rescaled"]["memory"], fast["rows_mean"] / 1000)
+old, new = json.load(open("here.json")), json.load(open("now.json"))
+assert near(new["device"]["bf16"]["value"] * new["measured"]["rescaled"]["products"], old["device"]["bf16"]["value"])
+for section in ("name", "description", "node", "planner"):
+    assert old[section] == new[section]
+END
+    "$mizan" sim --scope layers -t "$root"/traces/example/olmoe-8r.h5 -m olmoe-1b-7b --ranks 4 -c ./now.json:1 \
+        --hidden 128 --inter 64 --layers 2 --policy static --json >sim.json
+    "$python" - <<'END'
+import json
+assert json.load(open("sim.json"))["cluster"]["probe_s"] == json.load(open("now.json"))["measured"]["probe"]
+END
+}
+
+@test "a profile of another machine or another way to measure is not refreshed" {
+    calibrate -o here.json --ranks 4 --pool 2MiB --repeats 3 --threads 1 -q
+    while IFS='|' read -r arguments words; do
+        # shellcheck disable=SC2086
+        fails 2 "$words" calibrate --refresh $arguments -o new.json --pool 2MiB
+    done <<'END'
+here.json --threads 1|--ranks was 4 when it was measured and is 8 now
+here.json --threads 2 --ranks 4|workers (--threads) was 1
+here.json --threads 1 --ranks 4 --name other|--name is of a new calibration
+here.json --threads 1 --ranks 4 --hidden 64 --inter 64|--hidden is of a new calibration
+absent.json --threads 1 --ranks 4|absent.json
+END
+    "$python" - <<'END'
+import json
+p = json.load(open("here.json"))
+p["measured"]["machine"] = "another"
+json.dump(p, open("other.json", "w"))
+p["measured"]["backend"] = "cuda"
+json.dump(p, open("cuda.json", "w"))
+del p["measured"]
+json.dump(p, open("plain.json", "w"))
+END
+    fails 2 "other.json: the machine was another when" calibrate --refresh other.json -o new.json --ranks 4 --threads 1
+    fails 2 "the backend was cuda when" calibrate --refresh cuda.json -o new.json --ranks 4 --threads 1
+    fails 2 "nothing in it was measured" calibrate --refresh plain.json -o new.json --ranks 4 --threads 1
+    only_files here.json other.json cuda.json plain.json
 }
 
 @test "without a GPU the cuda backend is missing hardware" {

@@ -82,7 +82,7 @@ static void a_small_run_measures_every_kind(void **state) {
     const mz_kernels_options ko = {.backend = MZ_BACKEND_HOST, .threads = 2, .streams = 1};
     mz_calibration_options options = mz_calibration_defaults();
     options.rounds = 3;
-    options.pool_bytes = 2 << 20;
+    options.pool_bytes = 1 << 20;
     assert_ok(mz_transport_open(&to, &transport, &err), &err);
     assert_int_equal(mz_kernels_open(&ko, &kernels, NULL, 0), MZ_K_OK);
     assert_ok(mz_transport_attach(transport, kernels, &err), &err);
@@ -91,6 +91,8 @@ static void a_small_run_measures_every_kind(void **state) {
     assert_int_equal(measured.workers, 2);
     assert_true(measured.call_s > 0 && wire.bytes_per_s > 0);
     assert_true(measured.probe_s > 0 && measured.probe_s < 1);
+    assert_true(measured.probe_mean_s > 0 && measured.probe_mean_s < 1);
+    assert_true(measured.rows_mean_s == 0);                 /* such pools lie in a cache */
     const int unmeasured = MZ_WORK_UPDATE + MZ_RULE_GALORE; /* no kernels from here on */
     for (int w = 0; w < MZ_WORKS; w++) {
         const mz_fit *fit = &measured.fit[w];
