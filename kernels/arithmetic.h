@@ -70,13 +70,6 @@ MZ_HD void mz_philox_at(uint64_t seed, uint64_t a, uint32_t b, uint32_t c, uint3
     out[2] = x2;
     out[3] = x3;
 }
-/* The 16 bits of one element of a tensor at one step. Eight neighbours share a block, the lower
- * half of a word before its upper half. */
-MZ_HD uint32_t mz_element_bits(uint64_t seed, uint64_t step, uint64_t tensor, uint64_t element) {
-    uint32_t four[4];
-    mz_philox_at(seed, element / 8, (uint32_t)tensor, (uint32_t)step, four);
-    return four[element % 8 / 2] >> (16 * (element % 2)) & 0xffffu;
-}
 /* The bits of one pair of a batch. */
 MZ_HD uint32_t mz_pair_bits(uint64_t seed, uint64_t pair) {
     uint32_t four[4];
@@ -86,6 +79,61 @@ MZ_HD uint32_t mz_pair_bits(uint64_t seed, uint64_t pair) {
 /* (0, 1], 24 bits. */
 MZ_HD float mz_unit_float(uint32_t bits) {
     return (float)((bits >> 8) + 1u) * 0x1p-24f;
+}
+
+/* Bits of the elements of a parameter: 16 each, a pure function of (seed, tensor, step, number of
+ * the element in its tensor). A block of Philox for every eight elements would cost more than all
+ * else that a step does, so Philox makes keys alone, and words are counted and mixed: stream
+ * (tensor, step) under the seed gives the key and half of the counter of a second Philox, all 128
+ * bits of both coordinates counting: no two streams share the two substream  that Philox at
+ * `number` gives the four words of MZ_SUBSTREAM elements word i     start + i * increment, as in
+ * SplitMix (Steele, Lea and Flood, OOPSLA'14; start and the odd increment are the substream's own),
+ * through the finaliser of three products with the least known bias, 2e-4 of an avalanche (triple32
+ * of Wellons' search for such, public domain). The other two words of the key enter between its
+ * products: substreams whose counters meet are no copies of each other. Two elements share a word,
+ * the even one its lower half. A word does not repeat within a substream, which 4096 draws out of
+ * 2^32 do not show. tests/kernels/test_random.c has the statistics. */
+enum { MZ_SUBSTREAM = 8192 };
+typedef struct mz_substream {
+    uint64_t number; /* of elements from number * MZ_SUBSTREAM on */
+    uint32_t start, increment, mask[2];
+} mz_substream;
+typedef struct mz_random {
+    uint64_t key;
+    uint32_t counter[2];
+    mz_substream at; /* the one that was reached last */
+} mz_random;
+MZ_HD void mz_random_enter(mz_random *r, uint64_t number) {
+    uint32_t four[4];
+    mz_philox_at(r->key, number, r->counter[0], r->counter[1], four);
+    r->at.number = number;
+    r->at.start = four[0];
+    r->at.increment = four[1] | 1u;
+    r->at.mask[0] = four[2];
+    r->at.mask[1] = four[3];
+}
+MZ_HD mz_random mz_random_of(uint64_t seed, uint64_t tensor, uint64_t step) {
+    mz_random r;
+    uint32_t four[4];
+    mz_philox_at(seed, tensor, (uint32_t)step, (uint32_t)(step >> 32), four);
+    r.key = (uint64_t)four[1] << 32 | four[0];
+    r.counter[0] = four[2];
+    r.counter[1] = four[3];
+    mz_random_enter(&r, 0);
+    return r;
+}
+/* Enters the substream of an element unless it is there. */
+MZ_HD void mz_random_reach(mz_random *r, uint64_t element) {
+    if (element / MZ_SUBSTREAM != r->at.number)
+        mz_random_enter(r, element / MZ_SUBSTREAM);
+}
+/* Of elements 2 i and 2 i + 1 of the substream. */
+MZ_HD uint32_t mz_random_word(const mz_substream *s, uint32_t i) {
+    uint32_t x = s->start + i * s->increment;
+    x = (x ^ x >> 17) * 0xed5ad4bbu;
+    x = (x ^ x >> 11 ^ s->mask[0]) * 0xac4c1b51u;
+    x = (x ^ x >> 15 ^ s->mask[1]) * 0x31848babu;
+    return x ^ x >> 14;
 }
 
 /* ---- SwiGLU -------------------------------------------------------------------------------------

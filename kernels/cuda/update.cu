@@ -20,6 +20,7 @@ enum { BLOCK_VALUES = 1 << 15, BLOCKS_MOST = 256, WAVE = 16 };
 typedef struct step_work {
     mz_update a;
     mz_update_rates r;
+    mz_random random;      /* of the tensor at this step */
     int64_t blocks, block; /* of rows (factored) or values, per matrix */
     int64_t first;         /* matrix of the wave */
     int64_t tiles;         /* of columns, per matrix (factored) */
@@ -34,7 +35,7 @@ __device__ static inline float gradient_scale(const mz_update &a) {
     return a.grad_scale ? *a.grad_scale : 1.0f;
 }
 
-/* ---- four values at a time: half a block of random bits, 8 or 16 bytes of memory
+/* ---- four values at a time: two words of random bits, 8 or 16 bytes of memory
  * --------------------
  */
 
@@ -113,30 +114,30 @@ __device__ static inline quad base_at(const mz_update &a, int64_t i, int n, floa
     return a.m ? read_f32(a.m + i, n) : gradient_at(a, i, n, scale);
 }
 
-/* An element's bits from its block of eight, as mz_element_bits; selects, since an index known at
- * run time would cost local memory. */
-__device__ static inline uint32_t bits_in(const uint32_t word[4], int64_t element) {
-    const uint32_t low = element & 2 ? word[1] : word[0], high = element & 2 ? word[3] : word[2];
-    return (element & 4 ? high : low) >> (element & 1 ? 16 : 0) & 0xffffu;
+/* 16 random bits of each of the four values from i on, of which an odd i has the first and the last
+ * in the halves of two more words. */
+__device__ static inline void bits_of(mz_random *random, int64_t i, uint32_t bits[4]) {
+    uint32_t word[3] = {0, 0, 0};
+#pragma unroll
+    for (int k = 0; k < 3; k++)
+        if (k < 2 || i % 2 != 0) {
+            const uint64_t element = (uint64_t)i + 2 * k;
+            mz_random_reach(random, element);
+            word[k] = mz_random_word(&random->at, (uint32_t)(element % MZ_SUBSTREAM / 2));
+        }
+    const int skip = i % 2 != 0 ? 16 : 0;
+    const uint32_t low = (uint32_t)(((uint64_t)word[1] << 32 | word[0]) >> skip);
+    const uint32_t high = (uint32_t)(((uint64_t)word[2] << 32 | word[1]) >> skip);
+    bits[0] = low & 0xffffu;
+    bits[1] = low >> 16;
+    bits[2] = high & 0xffffu;
+    bits[3] = high >> 16;
 }
 
-/* 16 random bits of each of the four values from i on, which lie in one block or in two. */
-__device__ static inline void bits_of(const mz_update &a, int64_t i, uint32_t bits[4]) {
-    uint32_t word[4], next[4];
-    mz_philox_at(a.seed, (uint64_t)i / 8, (uint32_t)a.tensor, (uint32_t)a.step, word);
-    UNROLLED_QUAD(l)
-    bits[l] = bits_in(word, i + l);
-    if (i % 8 <= 4)
-        return;
-    mz_philox_at(a.seed, (uint64_t)i / 8 + 1, (uint32_t)a.tensor, (uint32_t)a.step, next);
-    UNROLLED_QUAD(l)
-    if (i % 8 + l >= 8)
-        bits[l] = bits_in(next, i + l);
-}
-
-/* Decay, rounded to the parameter's type (but by Adafactor), then p - rate * update. */
-__device__ static inline void write_values(const mz_update &a, int64_t i, int n, quad update,
-                                           float rate) {
+/* Decay, rounded to the parameter's type (but by Adafactor), then p - rate * update. `random`: of
+ * the tensor at this step, the thread's own. */
+__device__ static inline void write_values(const mz_update &a, mz_random *random, int64_t i, int n,
+                                           quad update, float rate) {
     const float keep = 1.0f - a.rate * a.decay;
     if (a.type == MZ_F32) {
         float *p = (float *)a.parameter + i;
@@ -150,7 +151,7 @@ __device__ static inline void write_values(const mz_update &a, int64_t i, int n,
     const quad old = read_bf16(p, n);
     uint32_t bits[4] = {0, 0, 0, 0};
     if (a.rounding != MZ_ROUND_NEAREST)
-        bits_of(a, i, bits);
+        bits_of(random, i, bits);
     UNROLLED_QUAD(l) {
         float q = __fmul_rn(old.at[l], keep);
         if (a.kind != MZ_UPDATE_ADAFACTOR)
@@ -350,6 +351,7 @@ __global__ static void __launch_bounds__(CU_BLOCK, 3) factored_write(step_work w
         col_factor[j] = inverse_root(c[j], w.r.least);
     __syncthreads();
     const float rate = w.a.rate * w.r.correction * clip_of(w, matrix);
+    mz_random random = w.random;
     for (int64_t i = block * w.block; i < block_end(w, block); i++) {
         const int64_t row = matrix * w.a.rows + i;
         const float row_rate = rate * inverse_root(w.a.row[row] / mean, w.r.least);
@@ -359,7 +361,7 @@ __global__ static void __launch_bounds__(CU_BLOCK, 3) factored_write(step_work w
             UNROLLED_QUAD(l)
             if (l < n)
                 update.at[l] *= w.in_shared ? col_factor[j + l] : inverse_root(c[j + l], w.r.least);
-            write_values(w.a, row * cols + j, n, update, row_rate);
+            write_values(w.a, &random, row * cols + j, n, update, row_rate);
         }
     }
 }
@@ -405,6 +407,7 @@ __global__ static void __launch_bounds__(CU_BLOCK) full_statistics(step_work w) 
 __global__ static void __launch_bounds__(CU_BLOCK, 3) full_write(step_work w) {
     const float scale = gradient_scale(w.a);
     const float rate = w.a.rate * w.r.correction * clip_of(w, blockIdx.x / w.blocks);
+    mz_random random = w.random;
     int64_t i, end;
     for (block_values(w, &i, &end); i < end; i += QUADS) {
         const int n = count_of(i, end);
@@ -412,13 +415,14 @@ __global__ static void __launch_bounds__(CU_BLOCK, 3) full_write(step_work w) {
         quad update = base_at(w.a, i, n, scale);
         UNROLLED_QUAD(l)
         update.at[l] *= inverse_root(v.at[l], w.r.least);
-        write_values(w.a, i, n, update, rate);
+        write_values(w.a, &random, i, n, update, rate);
     }
 }
 
 /* r.floor is 1 / sqrt(1 - beta2^t). */
 __global__ static void __launch_bounds__(CU_BLOCK) adamw_kernel(step_work w) {
     const float scale = gradient_scale(w.a);
+    mz_random random = w.random;
     int64_t i, end;
     for (block_values(w, &i, &end); i < end; i += QUADS) {
         const int n = count_of(i, end);
@@ -426,12 +430,13 @@ __global__ static void __launch_bounds__(CU_BLOCK) adamw_kernel(step_work w) {
         quad update = average(&w.a.m[i], n, w.a.beta1, g);
         const quad v = average(&w.a.v[i], n, w.r.beta2, square_of(g, 0));
         UNROLLED_QUAD(l) if (l < n) update.at[l] /= sqrtf(v.at[l]) * w.r.floor + w.a.eps;
-        write_values(w.a, i, n, update, w.a.rate * w.r.correction);
+        write_values(w.a, &random, i, n, update, w.a.rate * w.r.correction);
     }
 }
 
 __global__ static void __launch_bounds__(CU_BLOCK) lion_kernel(step_work w) {
     const float scale = gradient_scale(w.a);
+    mz_random random = w.random;
     int64_t i, end;
     for (block_values(w, &i, &end); i < end; i += QUADS) {
         const int n = count_of(i, end);
@@ -443,7 +448,7 @@ __global__ static void __launch_bounds__(CU_BLOCK) lion_kernel(step_work w) {
             update.at[l] = mixed > 0 ? 1.0f : mixed < 0 ? -1.0f : 0.0f;
         }
         average(&w.a.m[i], n, w.a.beta2, g);
-        write_values(w.a, i, n, update, w.a.rate);
+        write_values(w.a, &random, i, n, update, w.a.rate);
     }
 }
 
@@ -454,6 +459,7 @@ enum { NORM_BLOCKS = 256 };
 
 typedef struct muon_work {
     mz_update a;
+    mz_random random; /* of the tensor at this step */
     int64_t matrix;
     uint16_t *x, *y, *gram, *poly;
     float *norm2;   /* [NORM_BLOCKS] parts of the squared norm of X */
@@ -515,11 +521,12 @@ __global__ static void __launch_bounds__(CU_BLOCK)
 
 __global__ static void __launch_bounds__(CU_BLOCK) muon_write(muon_work w) {
     const int64_t values = w.a.rows * w.a.cols, step = (int64_t)gridDim.x * QUADS;
+    mz_random random = w.random;
     for (int64_t i = (int64_t)blockIdx.x * QUADS + 4 * threadIdx.x; i < values; i += step) {
         const int n = count_of(i, values);
         quad update = {{0, 0, 0, 0}};
         UNROLLED_QUAD(l) if (l < n) update.at[l] = mz_from_bf16(w.x[turned(w.a, i + l)]);
-        write_values(w.a, w.matrix * values + i, n, update, w.a.rate * w.a.update_scale);
+        write_values(w.a, &random, w.matrix * values + i, n, update, w.a.rate * w.a.update_scale);
     }
 }
 
@@ -622,6 +629,7 @@ static step_work work_of(const mz_update *a) {
     step_work w = {};
     w.a = *a;
     w.r = mz_update_rates_of(a);
+    w.random = mz_random_of(a->seed, a->tensor, (uint64_t)a->step);
     /* Settings without momentum read none. */
     if (!mz_keeps_momentum(a))
         w.a.m = NULL;
@@ -708,6 +716,7 @@ static size_t place_muon(const mz_cuda_device *d, muon_work *w, char *workspace,
 static int update_muon(const mz_cuda_device *d, void *stream, const mz_update *a, char *workspace) {
     muon_work w = {};
     w.a = *a;
+    w.random = mz_random_of(a->seed, a->tensor, (uint64_t)a->step);
     void *products;
     place_muon(d, &w, workspace, &products);
     const int64_t values = a->rows * a->cols;

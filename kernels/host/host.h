@@ -3,6 +3,7 @@
 #ifndef MIZAN_KERNELS_HOST_HOST_H
 #define MIZAN_KERNELS_HOST_HOST_H
 
+#include "kernels/arithmetic.h"
 #include "kernels/backend.h"
 
 /* ---- pool.c: threads
@@ -97,7 +98,8 @@ typedef struct mz_update_row {
     int64_t n;
     void *parameter;
     const void *gradient;
-    float *m, *v; /* of the row, or NULL */
+    float *m, *v;      /* of the row, or NULL */
+    mz_random *random; /* of the tensor at this step; the thread's own. Read where bits are drawn */
 } mz_update_row;
 typedef struct mz_update_simd {
     /* Sweep 1 of the factored kinds: m (where there is one) takes g; square[j] = m^2, or g^2

@@ -25,6 +25,7 @@ typedef struct updating {
     const mz_update_simd *simd;
     float scale;
     mz_update_rates rates;
+    mz_random random; /* of the tensor at this step; threads take copies */
     /* factored: blocks of rows per matrix; others: blocks of values */
     int64_t blocks, block;
     int64_t first;     /* matrix of the wave */
@@ -199,9 +200,11 @@ static void factored_write(void *argument, int64_t p, int32_t thread) {
     const int64_t wave = p / u->blocks, block = p % u->blocks, matrix = u->first + wave;
     const float clip =
         a->clip_tensor ? u->clip : clip_of(u, u->sum[matrix], (double)a->rows * (double)a->cols);
+    mz_random random = u->random;
     for (int64_t i = block * u->block; i < block_end(u, block); i++) {
         const int64_t at = matrix * a->rows + i;
         mz_update_row row = row_of(u, at * a->cols, a->cols);
+        row.random = &random;
         row.rate *= clip * inverse_root(a->row[at] / u->mean[wave], u->rates.least);
         u->simd->apply_factored(&row, u->col_factor + wave * u->width);
     }
@@ -275,7 +278,9 @@ static void full_write(void *argument, int64_t p, int32_t thread) {
     (void)thread;
     const updating *u = argument;
     int64_t matrix;
+    mz_random random = u->random;
     mz_update_row row = values_of(u, p, &matrix);
+    row.random = &random;
     row.rate *= u->args->clip_tensor
                     ? u->clip
                     : clip_of(u, sum_of_all(u->sum + matrix * u->blocks, u->blocks),
@@ -302,7 +307,9 @@ static void adamw_values(void *argument, int64_t p, int32_t thread) {
     (void)thread;
     const updating *u = argument;
     int64_t matrix;
-    const mz_update_row row = values_of(u, p, &matrix);
+    mz_random random = u->random;
+    mz_update_row row = values_of(u, p, &matrix);
+    row.random = &random;
     u->simd->adamw(&row, u->rates.floor);
 }
 
@@ -310,7 +317,9 @@ static void lion_values(void *argument, int64_t p, int32_t thread) {
     (void)thread;
     const updating *u = argument;
     int64_t matrix;
-    const mz_update_row row = values_of(u, p, &matrix);
+    mz_random random = u->random;
+    mz_update_row row = values_of(u, p, &matrix);
+    row.random = &random;
     u->simd->lion(&row);
 }
 
@@ -425,8 +434,10 @@ static mz_kstatus newton_schulz(mz_kernels *k, const mz_update *a, float *x, flo
 
 static void muon_write(const updating *u, int64_t matrix, const float *x, float *line) {
     const mz_update *a = u->args;
+    mz_random random = u->random;
     for (int64_t i = 0; i < a->rows; i++) {
         mz_update_row row = row_of(u, (matrix * a->rows + i) * a->cols, a->cols);
+        row.random = &random;
         row.rate *= a->update_scale;
         const float *update = x + i * a->cols;
         if (a->rows > a->cols) {
@@ -482,7 +493,8 @@ mz_kstatus mz_host_update_step(mz_kernels *k, mz_kstream stream, const mz_update
     updating u = {.args = a,
                   .simd = host->update,
                   .scale = a->grad_scale ? *a->grad_scale : 1,
-                  .rates = mz_update_rates_of(a)};
+                  .rates = mz_update_rates_of(a),
+                  .random = mz_random_of(a->seed, a->tensor, (uint64_t)a->step)};
     set_blocks(&u);
     if (a->kind == MZ_UPDATE_MUON)
         return update_muon(k, &u, workspace);

@@ -11,47 +11,38 @@ enum { CHUNK = 512 };
 /* ---- random bits --------------------------------------------------------------------------------
  */
 
-enum { DRAWN_MOST = CHUNK + 8 + 16 * BLOCKS };
+/* Room for the bits of a chunk: those of its first element stand at LEAD. One before it belongs to
+ * the word of an odd one, whole registers reach beyond the last. */
+enum { LEAD = 2 * LANES, DRAWN = LEAD + CHUNK + 2 * LANES };
 
-/* The lane of each pair of lanes that is named, of a and b in turn. */
-#if LANES == 16
-#define FIRSTS(a, b) __builtin_shufflevector(a, b, 0, 8, 2, 10, 4, 12, 6, 14)
-#define SECONDS(a, b) __builtin_shufflevector(a, b, 1, 9, 3, 11, 5, 13, 7, 15)
-#elif LANES == 8
-#define FIRSTS(a, b) __builtin_shufflevector(a, b, 0, 4, 2, 6)
-#define SECONDS(a, b) __builtin_shufflevector(a, b, 1, 5, 3, 7)
-#else
-#define FIRSTS(a, b) __builtin_shufflevector(a, b, 0, 2)
-#define SECONDS(a, b) __builtin_shufflevector(a, b, 1, 3)
-#endif
-
-/* The lower halves of both, a lane of each in turn. */
-INLINE words joined(words low, words high) {
-#if defined(__AVX2__) && !defined(__AVX512F__)
-    return (words)_mm256_blend_epi32((__m256i)low, (__m256i)(high << 32), 0xaa);
-#else
-    return (low & 0xffffffffu) | high << 32;
-#endif
+/* Words i and on of a substream, at least n of their halves; whole registers. */
+static void draw_words(const mz_substream *s, uint32_t i, int64_t n, uint16_t *to) {
+    const bits first = (bits){0} + s->mask[0], second = (bits){0} + s->mask[1];
+    const bits step = (bits){0} + LANES * s->increment;
+    bits counter;
+    for (uint32_t l = 0; l < LANES; l++)
+        counter[l] = s->start + (i + l) * s->increment;
+    for (; n > 0; n -= 2 * LANES, to += 2 * LANES, counter += step) {
+        bits x = (counter ^ counter >> 17) * 0xed5ad4bbu;
+        x = (x ^ x >> 11 ^ first) * 0xac4c1b51u;
+        x = (x ^ x >> 15 ^ second) * 0x31848babu;
+        x ^= x >> 14;
+        memcpy(to, &x, sizeof x);
+    }
 }
 
-/* The bits of elements 8 `first` and on, 8 of them a block, at least `blocks` blocks. Even lanes
- * make the first half of the blocks of a set, odd lanes the second. */
-static void draw(const round_keys *keys, const mz_update *a, uint64_t first, int64_t blocks,
-                 uint16_t *to) {
-    const uint64_t tensor = a->tensor, step = (uint32_t)a->step;
-    words lane;
-    for (int i = 0; i < BLOCKS; i++)
-        lane[i] = (uint64_t)(i / 2 + i % 2 * (BLOCKS / 2));
-    for (int64_t b = 0; b < blocks; b += 2 * BLOCKS) {
-        words x[2][4];
-        philox_twice(keys, lane + (first + (uint64_t)b), tensor, step, x);
-        for (int s = 0; s < 2; s++, to += 8 * BLOCKS) {
-            const words low = joined(x[s][0], x[s][1]), high = joined(x[s][2], x[s][3]);
-            const words begin = FIRSTS(low, high), end = SECONDS(low, high);
-            memcpy(to, &begin, sizeof begin);
-            memcpy(to + 4 * BLOCKS, &end, sizeof end);
-        }
+/* The bits of elements [element, element + n), n <= CHUNK, as mz_random_word has them; returns
+ * where the first stands. */
+static const uint16_t *draw(mz_random *random, uint64_t element, int64_t n, uint16_t room[DRAWN]) {
+    for (int64_t done = 0; done < n;) {
+        mz_random_reach(random, element + (uint64_t)done);
+        const int64_t inside = (int64_t)((element + (uint64_t)done) % MZ_SUBSTREAM);
+        const int64_t left = MZ_SUBSTREAM - inside, some = n - done < left ? n - done : left;
+        draw_words(&random->at, (uint32_t)(inside / 2), inside % 2 + some,
+                   room + LEAD + done - inside % 2);
+        done += some;
     }
+    return room + LEAD;
 }
 
 /* The others become zero. */
@@ -80,13 +71,13 @@ INLINE lanes dithered(lanes q, lanes noise) {
 }
 
 /* What is written for q in the upper half; the lower is left over. `drawn`: 16 random bits in the
- * upper half of each lane, the lower zero. */
-INLINE bits written(lanes q, bits drawn, mz_rounding rounding) {
+ * upper half of each lane, the lower zero. `half_nans`: a NaN's lower half is zero. */
+INLINE bits written(lanes q, bits drawn, mz_rounding rounding, bool half_nans) {
     if (rounding == MZ_ROUND_STOCHASTIC)
         return lifted(q, drawn >> 16);
     if (rounding == MZ_ROUND_DITHER)
-        return round_bf16(dithered(q, __builtin_convertvector((ints)drawn, lanes) * 0x1p-39f));
-    return round_bf16(q);
+        q = dithered(q, __builtin_convertvector((ints)drawn, lanes) * 0x1p-39f);
+    return half_nans ? round_number(q) : round_bf16(q);
 }
 
 /* What columns i to i + n of p become, at most LANES. */
@@ -104,7 +95,7 @@ INLINE bits written_bf16(const uint16_t *p, const float *update, const uint16_t 
         q = (lanes)(round_number(q) & 0xffff0000u);
     q = q - load(MZ_F32, update, i, n) * rate;
     const bits random = rounding == MZ_ROUND_NEAREST ? (bits){0} : load_u16(drawn + i) << 16;
-    return written(q, random, rounding);
+    return written(q, random, rounding, false);
 }
 
 /* Decay, rounded to bf16 where `decay_first`, then p - rate * update, rounded. */
@@ -170,14 +161,12 @@ static void write_chunk(const mz_update_row *r, int64_t first, int64_t n, const 
         write_nearest(r, first, n, update);
         return;
     }
-    uint16_t drawn[DRAWN_MOST];
-    const uint64_t element = (uint64_t)(r->element + first), skip = element % 8;
-    const round_keys keys = keys_of(r->args->seed);
-    draw(&keys, r->args, element / 8, ((int64_t)skip + n + 7) / 8, drawn);
+    _Alignas(4 * LANES) uint16_t room[DRAWN];
+    const uint16_t *drawn = draw(r->random, (uint64_t)(r->element + first), n, room);
     if (r->args->rounding == MZ_ROUND_DITHER)
-        write_dither(r, first, n, update, drawn + skip);
+        write_dither(r, first, n, update, drawn);
     else
-        write_stochastic(r, first, n, update, drawn + skip);
+        write_stochastic(r, first, n, update, drawn);
 }
 
 /* ---- sweep 1 ------------------------------------------------------------------------------------
@@ -268,20 +257,26 @@ static float statistics_by_place(const mz_update_row *row, float *square, float 
     return total(&sum);
 }
 
-/* Columns [i, i + n), n <= 16; drawn: theirs. */
-INLINE void write16(const mz_update_row *r, const float *col_factor, const uint16_t *drawn,
-                    int64_t i, int64_t n, mz_rounding rounding, bool decay_first) {
+/* A NaN's lower half becomes zero. */
+static float half_nan(float x) {
+    return x == x ? x : NAN;
+}
+
+/* Columns [i, i + n), n <= 16; drawn: theirs; rate: of the gradient as it is stored. */
+INLINE void write16(const mz_update_row *r, float rate, float keep, const float *col_factor,
+                    const uint16_t *drawn, int64_t i, int64_t n, mz_rounding rounding,
+                    bool decay_first) {
     const sums p = load16(MZ_BF16, r->parameter, i, n), g = load16(MZ_BF16, r->gradient, i, n);
     const sums factor = load16_f32(col_factor + i);
     sums random = {0}, result;
     if (rounding != MZ_ROUND_NEAREST)
         random = load16_bf16(drawn);
     for (int s = 0; s < PER_SUM; s++) {
-        lanes q = p.part[s] * r->keep;
+        lanes q = p.part[s] * keep;
         if (decay_first)
             q = (lanes)(round_number(q) & 0xffff0000u);
-        q = q - g.part[s] * r->scale * factor.part[s] * r->rate;
-        result.part[s] = (lanes)written(q, (bits)random.part[s], rounding);
+        q = q - g.part[s] * factor.part[s] * rate;
+        result.part[s] = (lanes)written(q, (bits)random.part[s], rounding, true);
     }
     store16(MZ_BF16, r->parameter, i, result, n, CACHED);
 }
@@ -289,19 +284,18 @@ INLINE void write16(const mz_update_row *r, const float *col_factor, const uint1
 INLINE void write_by_place(const mz_update_row *row, const float *col_factor, mz_rounding rounding,
                            bool decay_first) {
     const mz_update_row r = *row;
-    const round_keys keys = keys_of(r.args->seed);
-    uint16_t drawn[DRAWN_MOST];
+    const float rate = half_nan(r.scale * r.rate), keep = half_nan(r.keep);
+    _Alignas(4 * LANES) uint16_t room[DRAWN];
+    const uint16_t *drawn = room;
     for (int64_t first = 0; first < r.n; first += CHUNK) {
-        const int64_t end = r.n - first < CHUNK ? r.n : first + CHUNK;
-        const uint64_t element = (uint64_t)(r.element + first);
-        const int64_t skip = (int64_t)(element % 8) - first;
+        const int64_t n = r.n - first < CHUNK ? r.n - first : CHUNK;
         if (rounding != MZ_ROUND_NEAREST)
-            draw(&keys, r.args, element / 8, (skip + end + 7) / 8, drawn);
-        int64_t i = first;
-        for (; i + SUMS <= end; i += SUMS)
-            write16(&r, col_factor, drawn + skip + i, i, SUMS, rounding, decay_first);
-        if (i < end)
-            write16(&r, col_factor, drawn + skip + i, i, end - i, rounding, decay_first);
+            drawn = draw(r.random, (uint64_t)(r.element + first), n, room);
+        int64_t i = 0;
+        for (; i + SUMS <= n; i += SUMS)
+            write16(&r, rate, keep, col_factor, drawn + i, first + i, SUMS, rounding, decay_first);
+        if (i < n)
+            write16(&r, rate, keep, col_factor, drawn + i, first + i, n - i, rounding, decay_first);
     }
 }
 

@@ -380,9 +380,9 @@ static void check_bias(rig *r) {
 
 /* Bits belong to (seed, step, tensor, element): cutting a tensor into matrices changes nothing. */
 static void check_bits(rig *r) {
-    enum { N = 240 };
+    enum { N = 20580 }; /* two substreams end within */
     const double *p = rig_normals(r, MZ_BF16, N, 1), *g = rig_normals(r, MZ_F32, N, 1);
-    const tensor cuts[] = {{1, N, 1}, {1, 3, 80}, {3, 5, 16}, {30, 1, 8}};
+    const tensor cuts[] = {{1, N, 1}, {1, 3, 6860}, {6, 5, 686}, {30, 7, 98}};
     unsigned char *want = NULL;
     for (int i = 0; i < 4; i++) {
         mz_update a = settings_of(MZ_UPDATE_ADAMW);
@@ -409,7 +409,7 @@ static void *factored_step(rig *r, mz_update a, mz_dtype type, const double *p, 
     const int64_t n = a.matrices * a.rows * a.cols;
     a.type = type;
     a.parameter = rig_put(r, type, p, n);
-    a.gradient = rig_put_floats(r, g, n);
+    a.gradient = rig_put(r, a.gradient_type, g, n);
     a.row = rig_put_floats(r, rig_host(r, 8 * (size_t)n), a.matrices * a.rows);
     a.col = rig_put_floats(r, rig_host(r, 8 * (size_t)n), a.matrices * a.cols);
     RIG_OK(r, mz_update_step(r->kernels, 0, &a,
@@ -417,31 +417,69 @@ static void *factored_step(rig *r, mz_update a, mz_dtype type, const double *p, 
     return a.parameter;
 }
 
+static void row_bits(rig *r, mz_rounding rounding, mz_dtype gradient, int64_t rows, int64_t cols) {
+    mz_update a = settings_of(MZ_UPDATE_SKEWADAM);
+    a.factored = true;
+    a.momentum = false;
+    a.decay = 0;
+    a.rounding = rounding;
+    a.gradient_type = gradient;
+    a.step = 4 + (rig_below(r, 2) << 32);
+    a.seed = rig_bits(r);
+    a.tensor = rig_bits(r);
+    a.matrices = 2;
+    a.rows = rows;
+    a.cols = cols;
+    const int64_t n = a.matrices * a.rows * a.cols;
+    const double *p = rig_normals(r, MZ_BF16, n, 1), *g = rig_normals(r, gradient, n, 1);
+    const float *whole = rig_get(r, factored_step(r, a, MZ_F32, p, g));
+    const uint16_t *rounded = rig_get(r, factored_step(r, a, MZ_BF16, p, g));
+    for (int64_t e = 0; e < n; e++) {
+        const uint32_t bits = ref_element_bits(a.seed, a.tensor, (uint64_t)a.step, (uint64_t)e);
+        const uint16_t want = rounding == MZ_ROUND_DITHER ? mz_bf16_dither(whole[e], bits)
+                                                          : mz_bf16_stochastic(whole[e], bits);
+        if (rounded[e] != want)
+            rig_fail(r, "rounding %d, %lld x %lld: p[%lld] is 0x%04x, not 0x%04x of %.9g and 0x%x",
+                     (int)rounding, (long long)rows, (long long)cols, (long long)e, rounded[e],
+                     want, (double)whole[e], bits);
+    }
+    rig_clear(r);
+}
+
 /* What is written in bf16 is what is written in fp32, rounded with the element's own bits, also
- * where rows start in the middle of a block of eight. */
+ * where rows start in the middle of a word, and where substreams end inside of rows. */
 static void check_row_bits(rig *r) {
-    const int64_t cols[] = {7, 13, 30};
-    for (int i = 0; i < 3; i++) {
+    const int64_t shape[][2] = {{9, 7}, {9, 13}, {9, 30}, {2, 4099}, {3, 2050}};
+    for (int i = 0; i < 5; i++)
+        for (int gradient = MZ_F32; gradient <= MZ_BF16; gradient++) {
+            if (r->small && gradient == MZ_F32 && shape[i][1] > 30)
+                continue;
+            row_bits(r, MZ_ROUND_STOCHASTIC, gradient, shape[i][0], shape[i][1]);
+            row_bits(r, MZ_ROUND_DITHER, gradient, shape[i][0], shape[i][1]);
+        }
+}
+
+/* A parameter whose update is NaN becomes NaN, whatever the bits of that NaN. */
+static void check_nan(rig *r) {
+    enum { N = 2 * 5 * 37 };
+    const float nan_of[] = {mz_bits_float(0x7fffffffu), mz_bits_float(0xffffffffu), NAN};
+    for (int i = 0; i < 3 * 6; i++) {
         mz_update a = settings_of(MZ_UPDATE_SKEWADAM);
+        a.momentum = i / 3 >= 3;
         a.factored = true;
-        a.momentum = false;
-        a.decay = 0;
-        a.rounding = MZ_ROUND_STOCHASTIC;
-        a.step = 4;
-        a.seed = rig_bits(r);
-        a.tensor = rig_bits(r);
+        a.rounding = (mz_rounding)(i / 3 % 3);
+        a.step = 1;
         a.matrices = 2;
-        a.rows = 9;
-        a.cols = cols[i];
-        const int64_t n = a.matrices * a.rows * a.cols;
-        const double *p = rig_normals(r, MZ_BF16, n, 1), *g = rig_normals(r, MZ_F32, n, 1);
-        const float *whole = rig_get(r, factored_step(r, a, MZ_F32, p, g));
-        const uint16_t *rounded = rig_get(r, factored_step(r, a, MZ_BF16, p, g));
-        for (int64_t e = 0; e < n; e++)
-            RIG_TRUE(r, rounded[e] ==
-                            mz_bf16_stochastic(whole[e],
-                                               mz_element_bits(a.seed, (uint64_t)a.step,
-                                                               (uint64_t)a.tensor, (uint64_t)e)));
+        a.rows = 5;
+        a.cols = 37;
+        a.gradient_type = MZ_BF16;
+        a.grad_scale = rig_in(r, &nan_of[i % 3], sizeof(float));
+        a.m = rig_put_floats(r, rig_host(r, 8 * N), N);
+        const double *p = rig_normals(r, MZ_BF16, N, 1);
+        const uint16_t *got = rig_get(r, factored_step(r, a, MZ_BF16, p, p));
+        for (int e = 0; e < N; e++)
+            RIG_TRUE(r, (got[e] & 0x7fff) > 0x7f80);
+        rig_clear(r);
     }
 }
 
@@ -506,6 +544,7 @@ const check checks_of_updates[] = {{"skewadam", check_skewadam},
                                    {"bias of writing", check_bias},
                                    {"random bits", check_bits},
                                    {"bits of rows", check_row_bits},
+                                   {"nan", check_nan},
                                    {"state", check_state},
                                    {"no values", check_no_values},
                                    {NULL, NULL}};

@@ -36,6 +36,19 @@ void ref_philox(uint64_t seed, uint64_t a, uint32_t b, uint32_t c, uint32_t out[
         out[i] = (uint32_t)counter[i];
 }
 
+uint32_t ref_element_bits(uint64_t seed, uint64_t tensor, uint64_t step, uint64_t element) {
+    uint32_t stream[4], key[4];
+    ref_philox(seed, tensor, step & 0xffffffff, (uint32_t)(step >> 32), stream);
+    ref_philox(stream[0] + ((uint64_t)stream[1] << 32), element / 8192, stream[2], stream[3], key);
+    const uint64_t factor[3] = {0xed5ad4bb, 0xac4c1b51, 0x31848bab}, mask[3] = {0, key[2], key[3]};
+    const int shift[3] = {17, 11, 15};
+    uint64_t x = (key[0] + element % 8192 / 2 * (key[1] | 1)) % 0x100000000;
+    for (int i = 0; i < 3; i++)
+        x = (x ^ (x >> shift[i]) ^ mask[i]) * factor[i] % 0x100000000;
+    x ^= x >> 14;
+    return (uint32_t)(element % 2 ? x / 65536 : x % 65536);
+}
+
 double ref_dot(const double *a, const double *b, int64_t n) {
     double sum = 0;
     for (int64_t i = 0; i < n; i++)

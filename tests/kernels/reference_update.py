@@ -6,7 +6,7 @@ usage: reference_update.py LIBRARY
 The formulas are those of the SkewAdam study's code (moe-variants-and-optimizers.md 6.3), in double
 precision; state is carried by this script alone. Parameters of fp32 are carried as well. Parameters
 of bf16 are taken from the library before each step, so that one rounding that fell the other way does
-not hide the next: each must be what the formula and the same random bits (Philox4x32-10) give, for the
+not hide the next: each must be what the formula and the same random bits give, for the
 unrounded value or for a neighbour of it that fp32 sums may have led to."""
 
 import ctypes
@@ -64,9 +64,18 @@ def philox(seed, a, b, c):
 
 
 def element_bits(seed, step, tensor, n):
-    """16 bits an element; eight elements share a block, the lower half of a word first."""
-    words = philox(seed, np.arange((n + 7) // 8), tensor, step).reshape(-1)
-    return np.stack([words & np.uint64(0xffff), words >> np.uint64(16)], -1).reshape(-1)[:n].astype(np.uint32)
+    """16 bits an element (kernels/arithmetic.h). Philox gives each 8192 elements a key; their words are
+    counted and mixed; two elements share a word, the lower half first."""
+    stream = philox(seed, [tensor], step & 0xffffffff, step >> 32)[0]
+    numbers = np.arange((n + 8191) // 8192)
+    start, increment, *masks = philox(int(stream[1]) << 32 | int(stream[0]), numbers, int(stream[2]),
+                                      int(stream[3])).T[:, :, None]
+    mask = np.uint64(0xffffffff)
+    x = start + np.arange(4096, dtype=np.uint64) * (increment | np.uint64(1)) & mask
+    for shift, key, factor in ((17, np.uint64(0), 0xed5ad4bb), (11, masks[0], 0xac4c1b51), (15, masks[1], 0x31848bab)):
+        x = (x ^ x >> np.uint64(shift) ^ key) * np.uint64(factor) & mask
+    x ^= x >> np.uint64(14)
+    return np.stack([x & np.uint64(0xffff), x >> np.uint64(16)], -1).reshape(-1)[:n].astype(np.uint32)
 
 
 def written(q, rounding, bits):
@@ -284,6 +293,11 @@ def main():
     for rounding in (NEAREST, DITHER, STOCHASTIC):
         compare(library, "skewadam experts, rows, bf16, %s, rounding %d" % (wide, rounding), wide, "rows", 81 + rounding,
                 kind=SKEWADAM, factored=True, clip_rms=True, type=BF16, gradient_type=BF16, rounding=rounding)
+    for shape in ((1, 3, 4099), (1, 3, 4098)):  # a substream of random bits ends within a row
+        for momentum in (False, True):
+            compare(library, "skewadam bf16, %s, momentum %d" % (shape, momentum), shape, "large", 88 + momentum,
+                    kind=SKEWADAM, momentum=momentum, factored=True, clip_rms=True, type=BF16, gradient_type=BF16,
+                    rounding=STOCHASTIC if momentum else DITHER, tensor=977 << 40)
     for shape in (wide, vector):
         for kind, rounding in ((F32, NEAREST), (BF16, DITHER)):
             for name, number, more in (("adamw", ADAMW, {}), ("lion", LION, {"beta2": 0.99}),
