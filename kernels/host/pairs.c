@@ -27,18 +27,38 @@ static inline void put_copies(float value, int64_t n, float *to) {
         memcpy(to + i, four, sizeof four);
 }
 
+static inline void put_tokens(const float *value, int64_t tokens, int64_t k, float *to) {
+    for (int64_t t = 0; t < tokens; t++)
+        put_copies(value[t], k, to + t * k);
+}
+
+/* k copies of each; the usual ones have loops of their own. */
+static void spread_tokens(const float *value, int64_t tokens, int64_t k, float *to) {
+    if (k == 8)
+        put_tokens(value, tokens, 8, to);
+    else if (k == 4)
+        put_tokens(value, tokens, 4, to);
+    else if (k == 2)
+        put_tokens(value, tokens, 2, to);
+    else
+        put_tokens(value, tokens, k, to);
+}
+
 /* to[i] = value of the token of pair first + i; `token` is that of the first pair. `to` has room
  * for three more, and what a token writes too much the next one overwrites. */
 static void spread(const mz_score_args *a, const float *value, int64_t token, int64_t first,
                    int64_t n, float *to) {
     const int64_t k = a->k;
-    for (int64_t i = 0; i < n; token++) {
-        for (; !a->token_begin && first + i == token * k && i + k <= n; i += k, token++)
-            put_copies(value[token], k, to + i);
-        if (i >= n)
-            return;
+    for (int64_t i = 0; i < n;) {
+        if (!a->token_begin && first + i == token * k && i + k <= n) {
+            const int64_t whole = (n - i) / k;
+            spread_tokens(value + token, whole, k, to + i);
+            token += whole;
+            i += whole * k;
+            continue;
+        }
         const int64_t stop = pairs_before(a, token + 1) - first, end = stop < n ? stop : n;
-        put_copies(value[token], end - i, to + i);
+        put_copies(value[token++], end - i, to + i);
         i = end;
     }
 }
@@ -78,6 +98,8 @@ static void score_range(void *argument, int64_t first, int64_t end) {
     const int64_t stop = pairs_before(s->args, end);
     int64_t token = first;
     for (int64_t pair = pairs_before(s->args, first); pair < stop; pair += SCORED) {
+        if (!s->args->token_begin)
+            token = pair / s->args->k;
         while (pairs_before(s->args, token + 1) <= pair)
             token++;
         score_some(s, token, pair, stop - pair < SCORED ? stop - pair : SCORED);

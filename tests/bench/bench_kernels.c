@@ -293,24 +293,28 @@ typedef struct rows_data {
 
 enum { FEW = 512 };
 
+static float *magnitudes(const bench *b, int64_t n) {
+    float *x = bench_floats(b, n);
+    for (int64_t i = 0; i < n; i++)
+        x[i] = x[i] < 0 ? -x[i] : x[i];
+    return x;
+}
+
 static rows_data make_rows(const bench *b) {
     rows_data d = {.x = bench_halves(b, (int64_t)PAIRS * HIDDEN),
                    .out = bench_room(b, (size_t)PAIRS * HIDDEN * 2, 0),
-                   .factor = bench_floats(b, PAIRS),
+                   .factor = magnitudes(b, PAIRS),
                    .score = bench_room(b, 4 * PAIRS, 0),
                    .list = bench_room(b, 8 * PAIRS, 0),
                    .small_list = bench_room(b, 8 * FEW, 0)};
-    for (int64_t i = 0; i < PAIRS; i++) {
+    for (int64_t i = 0; i < PAIRS; i++)
         d.list[i] = i * 4099 % PAIRS;
-        d.factor[i] = d.factor[i] < 0 ? -d.factor[i] : d.factor[i];
-    }
     for (int64_t i = 0; i < FEW; i++)
         d.small_list[i] = i * 37 % FEW;
     return d;
 }
 
-static void scoring_rows(const table *t, const rows_data *d) {
-    const bench *b = t->b;
+static void norm_rows(const table *t, const rows_data *d) {
     const double row = 2.0 * HIDDEN;
     const mz_norms norms = {MZ_BF16, d->x, PAIRS, HIDDEN, HIDDEN, d->score};
     mz_norms few = norms;
@@ -318,22 +322,30 @@ static void scoring_rows(const table *t, const rows_data *d) {
     memory_row(t, (kernel){"row norms, bf16", run_norms, &norms, 0, PAIRS * (row + 4),
                            "rows (2 H + 4)", &few, FEW * (row + 4)});
     check_norms(&norms);
+}
+
+/* Pairs of a step of 131072 tokens. Those of 8192 would be scored before a thread is awake. */
+enum { STEP_K = 8, STEP_PAIRS = 131072 * STEP_K, STEP_FEW = STEP_PAIRS / 16 };
+
+static void scoring_rows(const table *t, const rows_data *d) {
+    const bench *b = t->b;
+    const double pair = 12 + 4.0 / STEP_K;
     const mz_score_args scoring = {.kind = MZ_SCORED_DOWN,
-                                   .tokens = PAIRS / K,
-                                   .pairs = PAIRS,
-                                   .k = K,
-                                   .weight = d->factor,
-                                   .grad_norm2 = d->factor,
-                                   .hidden_norm2 = d->factor,
-                                   .score = d->score};
-    mz_score_args small = scoring;
-    small.tokens = PAIRS / K / 2;
-    small.pairs = PAIRS / 2;
-    memory_row(t, (kernel){"scores", run_score, &scoring, 0, PAIRS * 13.0, "13 a pair (in cache)",
-                           &small, PAIRS / 2 * 13.0});
+                                   .tokens = STEP_PAIRS / STEP_K,
+                                   .pairs = STEP_PAIRS,
+                                   .k = STEP_K,
+                                   .weight = magnitudes(b, STEP_PAIRS),
+                                   .grad_norm2 = magnitudes(b, STEP_PAIRS / STEP_K),
+                                   .hidden_norm2 = magnitudes(b, STEP_PAIRS),
+                                   .score = bench_room(b, 4 * STEP_PAIRS, 0)};
+    mz_score_args few = scoring;
+    few.tokens = STEP_FEW / STEP_K;
+    few.pairs = STEP_FEW;
+    memory_row(t, (kernel){"scores", run_score, &scoring, 0, STEP_PAIRS * pair,
+                           "12 + 4 / k a pair, k 8", &few, STEP_FEW * pair});
     check_scores(&scoring);
     const int64_t begin[2] = {0, PAIRS}, quota[1] = {PAIRS / 2};
-    const mz_selection selection = {.score = d->score,
+    const mz_selection selection = {.score = scoring.score,
                                     .order = d->list,
                                     .begin = begin,
                                     .quota = quota,
@@ -345,8 +357,14 @@ static void scoring_rows(const table *t, const rows_data *d) {
                            mz_select_workspace(b->kernels, &selection), PAIRS * 16.0,
                            "16 a pair (in cache, one thread; no target)", NULL, 0});
     check_selection(&selection);
-    mz_kernels_free(b->kernels, selection.kept);
-    mz_kernels_free(b->kernels, selection.kept_begin);
+    void *const buffers[] = {(void *)(uintptr_t)scoring.weight,
+                             (void *)(uintptr_t)scoring.grad_norm2,
+                             (void *)(uintptr_t)scoring.hidden_norm2,
+                             scoring.score,
+                             selection.kept,
+                             selection.kept_begin};
+    for (int i = 0; i < 6; i++)
+        mz_kernels_free(b->kernels, buffers[i]);
 }
 
 static void moving_rows(const table *t, const rows_data *d) {
@@ -418,6 +436,7 @@ static void activation_rows(const table *t, const rows_data *d) {
 
 static void rows(const table *t) {
     rows_data d = make_rows(t->b);
+    norm_rows(t, &d);
     scoring_rows(t, &d);
     moving_rows(t, &d);
     activation_rows(t, &d);
