@@ -4,6 +4,10 @@
 #include "common/base/opt.h"
 #include "common/io/input.h"
 #include "common/io/json.h"
+#include "traces/cmd.h"
+
+#include <errno.h>
+#include <string.h>
 
 typedef struct check_args {
     const char *html;
@@ -43,7 +47,7 @@ static mz_code write_html(const check_result *result, const char *path, char **f
         good = fclose(file) == 0 && good;
     }
     code = good ? mz_output_commit(&output, err)
-                : mz_fail(err, MZ_EINTERNAL, "%s: the page could not be written", path);
+                : mz_fail(err, MZ_EINTERNAL, "%s: cannot write: %s", path, strerror(errno));
     mz_output_abandon(&output);
     return code;
 }
@@ -73,6 +77,8 @@ mz_code mz_cmd_check(mz_app *app, int argc, char **argv, mz_err *err) {
     if (code != MZ_OK || help)
         return code;
     mz_log_choose(&app->log, args.quiet, args.verbose);
+    for (int i = 0; code == MZ_OK && args.html && i < 2; i++)
+        code = mz_keep_input(argv[1 + i], args.html, err);
     for (int i = 0; code == MZ_OK && i < 2; i++)
         code = mz_result_load(argv[1 + i], &file[i], err);
     if (code == MZ_OK)

@@ -5,6 +5,7 @@
 #include "common/io/input.h"
 #include "sim/cluster/cluster.h"
 #include "sim/model/model.h"
+#include "traces/cmd.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -395,7 +396,13 @@ static mz_code run_job(place_job *job, mz_app *app, mz_err *err) {
                                  .sum = a->sum,
                                  .seed = (uint64_t)a->seed,
                                  .stop = app->stop};
-    mz_code code = open_loads(job, err);
+    mz_code code = MZ_OK;
+    if (a->output && a->counts)
+        code = mz_keep_input(a->counts, a->output, err);
+    if (code == MZ_OK && a->output && a->trace)
+        code = mz_keep_input(a->trace, a->output, err);
+    if (code == MZ_OK)
+        code = open_loads(job, err);
     if (code == MZ_OK)
         code = load_machine(job, app, err);
     if (code == MZ_OK)

@@ -8,6 +8,7 @@
 #include "common/io/result.h"
 #include "sim/model/resize.h"
 #include "sim/step/run.h"
+#include "traces/cmd.h"
 #include "traces/describe.h"
 #include "traces/stream.h"
 #include "traces/trace.h"
@@ -502,6 +503,15 @@ static mz_code run_job(sim_job *job, mz_app *app, mz_err *err) {
     return code;
 }
 
+/* Before the work: a file that cannot be written, or that is read. */
+static mz_code try_output(const sim_args *a, mz_err *err) {
+    const char *const input[] = {a->trace, a->model};
+    mz_code code = mz_output_try(a->output, err);
+    for (size_t i = 0; code == MZ_OK && i < sizeof input / sizeof input[0]; i++)
+        code = input[i] ? mz_keep_input(input[i], a->output, err) : MZ_OK;
+    return code;
+}
+
 mz_code mz_cmd_sim(mz_app *app, int argc, char **argv, mz_err *err) {
     sim_job job = {0};
     int nargs = 0;
@@ -522,7 +532,7 @@ mz_code mz_cmd_sim(mz_app *app, int argc, char **argv, mz_err *err) {
     }
     code = split_policies(&job, err);
     if (code == MZ_OK)
-        code = job.args.output ? mz_output_try(job.args.output, err) : MZ_OK;
+        code = job.args.output ? try_output(&job.args, err) : MZ_OK;
     if (code == MZ_OK)
         code = load_inputs(&job, app, err);
     if (code == MZ_OK)

@@ -7,6 +7,7 @@
 #include "replay/run.h"
 #include "sim/model/match.h"
 #include "sim/model/resize.h"
+#include "traces/cmd.h"
 #include "traces/describe.h"
 #include "traces/stream.h"
 
@@ -243,10 +244,20 @@ static mz_code read_prediction(replay_job *job, mz_err *err) {
     return code == MZ_OK ? MZ_OK : mz_err_prefix(err, "--prediction");
 }
 
+static mz_code keep_inputs(const replay_args *a, mz_err *err) {
+    const char *const input[] = {a->trace, a->model, a->prediction};
+    mz_code code = MZ_OK;
+    for (size_t i = 0; code == MZ_OK && a->output && i < sizeof input / sizeof input[0]; i++)
+        code = input[i] ? mz_keep_input(input[i], a->output, err) : MZ_OK;
+    return code;
+}
+
 static mz_code load_inputs(replay_job *job, mz_app *app, mz_err *err) {
     const replay_args *a = &job->args;
-    mz_code code =
-        mz_opt_need(a->trace, "trace", "a trace file (mizan trace import or synth makes one)", err);
+    mz_code code = keep_inputs(a, err);
+    if (code == MZ_OK)
+        code = mz_opt_need(a->trace, "trace",
+                           "a trace file (mizan trace import or synth makes one)", err);
     if (code == MZ_OK)
         code = mz_opt_need(a->model, "model", "a config.json or a shipped name (mizan sim --list)",
                            err);

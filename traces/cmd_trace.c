@@ -52,7 +52,7 @@ mz_code mz_keep_input(const char *input, const char *output, mz_err *err) {
     if (strcmp(input, output) != 0 && (stat(input, &in) != 0 || stat(output, &out) != 0 ||
                                        in.st_dev != out.st_dev || in.st_ino != out.st_ino))
         return MZ_OK;
-    return mz_fail(err, MZ_EINPUT, "%s: the output would replace the input: pass another -o",
+    return mz_fail(err, MZ_EINPUT, "%s: the output would replace the input: name another file",
                    input);
 }
 
