@@ -6,7 +6,8 @@
 /* ---- scores -------------------------------------------------------------------------------------
  */
 
-/* k pairs a token: a thread per pair. */
+/* k pairs a token: a thread per pair. Bytes of "down": 12 a pair and 4 a token; random draws are
+ * ten rounds of four products. */
 __global__ static void __launch_bounds__(CU_BLOCK) score_kernel(mz_score_args a) {
     const int64_t step = (int64_t)gridDim.x * CU_BLOCK;
     for (int64_t i = (int64_t)blockIdx.x * CU_BLOCK + threadIdx.x; i < a.pairs; i += step)
@@ -78,6 +79,7 @@ struct kept_counts {
     }
 };
 
+/* Bytes: 16 n. */
 template <class Counts>
 __global__ static void __launch_bounds__(SCAN)
     prefix_kernel(Counts count, int64_t n, int64_t *begin) {
@@ -155,6 +157,7 @@ template <bool PLACE> __device__ static void walk_tile(const sorting &s, int64_t
     }
 }
 
+/* Bytes: 4 a pair, 8 E a tile. */
 __global__ static void __launch_bounds__(CU_BLOCK) count_kernel(sorting s) {
     for (int64_t t = cu_first_row<32>(); t < s.tiles; t += cu_row_step<32>()) {
         for (int64_t e = threadIdx.x % 32; e < s.args.experts; e += 32)
@@ -164,7 +167,7 @@ __global__ static void __launch_bounds__(CU_BLOCK) count_kernel(sorting s) {
     }
 }
 
-/* Counts of tiles become places within the expert. */
+/* Counts of tiles become places within the expert. Bytes: 16 E a tile. */
 __global__ static void __launch_bounds__(CU_BLOCK) total_kernel(sorting s) {
     const int64_t step = (int64_t)gridDim.x * CU_BLOCK;
     for (int64_t e = (int64_t)blockIdx.x * CU_BLOCK + threadIdx.x; e < s.args.experts; e += step) {
@@ -181,6 +184,7 @@ __global__ static void __launch_bounds__(CU_BLOCK) total_kernel(sorting s) {
     }
 }
 
+/* Bytes: 12 a pair, 16 E a tile. */
 __global__ static void __launch_bounds__(CU_BLOCK) place_kernel(sorting s) {
     for (int64_t t = cu_first_row<32>(); t < s.tiles; t += cu_row_step<32>()) {
         for (int64_t e = threadIdx.x % 32; e < s.args.experts; e += 32)
@@ -310,6 +314,8 @@ __device__ static uint32_t write_kept(const mz_selection &s, int64_t begin, int6
     return out;
 }
 
+/* Bytes: 12 a pair (its number, its score) and 9 of what is written, 8 of them where it stays; five
+ * passes read them, four from L2. */
 template <int THREADS>
 __global__ static void __launch_bounds__(THREADS, LONG_THREADS / THREADS)
     select_kernel(mz_selection s) {
@@ -358,7 +364,7 @@ extern "C" int mz_cuda_select_pairs(const mz_cuda_device *d, void *stream, const
 /* ---- arrangement --------------------------------------------------------------------------------
  */
 
-/* A block per segment. */
+/* A block per segment. Bytes: 16 a number, 24 a segment. */
 __global__ static void __launch_bounds__(CU_BLOCK)
     arrange_kernel(const mz_segment *segment, int64_t segments, const int64_t *in, int64_t *out) {
     for (int64_t s = blockIdx.x; s < segments; s += gridDim.x) {
@@ -374,6 +380,7 @@ extern "C" int mz_cuda_arrange(const mz_cuda_device *d, void *stream, const mz_s
                      segments, in, out);
 }
 
+/* Bytes: 16 a row, after 8 a pair of the fill. */
 __global__ static void __launch_bounds__(CU_BLOCK)
     invert_kernel(const int64_t *row_pair, int64_t rows, int64_t *position) {
     const int64_t step = (int64_t)gridDim.x * CU_BLOCK;

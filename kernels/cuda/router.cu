@@ -2,7 +2,8 @@
  * (kernels/host/router.c). Sums over tokens (losses, gradients of biases and gains) go by blocks of
  * tokens that follow from their number alone, then over the blocks in order.
  *
- * Bytes: forward reads 4 T E of logits; backward reads them and writes 4 T E. */
+ * Bytes beside each kernel: T tokens, E experts, P pairs. FLOPs do not count: some 10 a logit, k
+ * comparisons of each to choose. */
 #include "kernels/cuda/device.cuh"
 #include "kernels/settings.h"
 
@@ -174,6 +175,7 @@ __device__ static inline float share_of(const mz_router &a, int64_t token) {
 /* ---- forward ------------------------------------------------------------------------------------
  */
 
+/* Bytes: 4 T E + 8 P. */
 __global__ static void __launch_bounds__(CU_BLOCK) forward_kernel(mz_router a) {
     CU_DYN_SHARED(float, held);
     const int warps = (int)blockDim.x / 32, warp = (int)threadIdx.x / 32;
@@ -183,6 +185,7 @@ __global__ static void __launch_bounds__(CU_BLOCK) forward_kernel(mz_router a) {
         forward_token(a, t, p, p + a.experts, p + 2 * a.experts);
 }
 
+/* Bytes: 4 T E + 8 T. */
 __global__ static void __launch_bounds__(CU_BLOCK) count_kernel(route_work w) {
     for (int64_t t = cu_first_row<32>(); t < w.a.tokens; t += cu_row_step<32>()) {
         int n = 0;
@@ -194,6 +197,7 @@ __global__ static void __launch_bounds__(CU_BLOCK) count_kernel(route_work w) {
     }
 }
 
+/* Bytes: 4 T E + 8 T + 8 P. */
 __global__ static void __launch_bounds__(CU_BLOCK) list_kernel(mz_router a) {
     for (int64_t t = cu_first_row<32>(); t < a.tokens; t += cu_row_step<32>()) {
         int64_t pair = a.token_begin[t];
@@ -215,7 +219,8 @@ __global__ static void __launch_bounds__(CU_BLOCK) list_kernel(mz_router a) {
  * One block of threads per block of tokens; its warps take every token together, lane by lane of
  * the experts, so that a column is summed token after token by one thread. */
 
-/* Sums of one block of tokens: thread e of the block owns the columns e + k CU_BLOCK. */
+/* Sums of one block of tokens: thread e of the block owns the columns e + k CU_BLOCK. Bytes: 4 T E,
+ * and 4 E a block of tokens. */
 __global__ static void __launch_bounds__(CU_BLOCK) sum_kernel(route_work w) {
     CU_DYN_SHARED(float, p);
     const mz_router &a = w.a;
@@ -257,7 +262,8 @@ __global__ static void __launch_bounds__(CU_BLOCK) sum_kernel(route_work w) {
     }
 }
 
-/* One block: sums over the blocks of tokens, then the three losses. */
+/* One block: sums over the blocks of tokens, then the three losses. Bytes: 4 E a block of tokens.
+ */
 __global__ static void __launch_bounds__(CU_BLOCK) losses_kernel(route_work w, float *loss) {
     const mz_router &a = w.a;
     const int64_t width = a.experts + LOSS_SUMS;
@@ -351,6 +357,7 @@ __device__ static inline void backward_token(const mz_router &a, int64_t token, 
     __syncwarp();
 }
 
+/* Bytes: 8 T E + 8 P. */
 __global__ static void __launch_bounds__(CU_BLOCK) backward_kernel(mz_router a) {
     CU_DYN_SHARED(float, held);
     const int warps = (int)blockDim.x / 32, warp = (int)threadIdx.x / 32;
@@ -388,7 +395,7 @@ __device__ static inline int64_t pair_of(const mz_router &a, int64_t token, int3
 }
 
 /* Variable kinds: one block of threads per block of tokens; a thread owns columns of the experts.
- */
+ * Bytes: 8 T E + 8 T + 8 P, and 8 E a block of tokens. */
 __global__ static void __launch_bounds__(CU_BLOCK) backward_active(route_work w) {
     const mz_router &a = w.a;
     for (int32_t e = threadIdx.x; e < a.experts; e += CU_BLOCK) {
@@ -408,6 +415,7 @@ __global__ static void __launch_bounds__(CU_BLOCK) backward_active(route_work w)
     }
 }
 
+/* Bytes: 8 E a block of tokens. */
 __global__ static void __launch_bounds__(CU_BLOCK) add_gains(route_work w) {
     const int64_t e = (int64_t)blockIdx.x * CU_BLOCK + threadIdx.x;
     if (e >= w.a.experts)
@@ -423,6 +431,7 @@ __global__ static void __launch_bounds__(CU_BLOCK) add_gains(route_work w) {
 /* ---- norms of gates -----------------------------------------------------------------------------
  */
 
+/* Bytes, s of a value: T E (r s + 4); FLOPs: 2 T E r. */
 template <class T>
 __global__ static void __launch_bounds__(CU_BLOCK)
     gate_norms_kernel(const T *z, int64_t n, int64_t r, float *norm) {
@@ -438,6 +447,7 @@ __global__ static void __launch_bounds__(CU_BLOCK)
     }
 }
 
+/* Bytes: T E (2 r s + 8); FLOPs: T E r. */
 template <class T>
 __global__ static void __launch_bounds__(CU_BLOCK)
     gate_norms_back_kernel(const T *z, const float *norm, const float *dnorm, int64_t n, int64_t r,

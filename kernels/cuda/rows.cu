@@ -42,7 +42,7 @@ __device__ static inline int64_t rows_there(int64_t rows, const int64_t *used) {
 /* ---- conversion ---------------------------------------------------------------------------------
  */
 
-/* Eight values a thread: 16 bytes of bf16, twice 16 of fp32. */
+/* Eight values a thread: 16 bytes of bf16, twice 16 of fp32. Bytes: 6 n, either way. */
 __global__ static void __launch_bounds__(CU_BLOCK)
     widen_kernel(float *to, const uint16_t *from, int64_t n, bool aligned) {
     const int64_t step = (int64_t)gridDim.x * CU_BLOCK * 8;
@@ -91,7 +91,8 @@ extern "C" int mz_cuda_convert(const mz_cuda_device *d, void *stream, mz_dtype t
 /* ---- norms and dots -----------------------------------------------------------------------------
  */
 
-/* b NULL: of a with itself. */
+/* b NULL: of a with itself. Bytes, s of a value: rows (2 cols s + 4), with itself rows (cols s +
+ * 4); FLOPs: 2 rows cols. */
 template <class T, int THREADS>
 __global__ static void __launch_bounds__(CU_BLOCK) dots_kernel(mz_dots d, bool aligned) {
     for (int64_t i = cu_first_row<THREADS>(); i < d.rows; i += cu_row_step<THREADS>()) {
@@ -141,6 +142,8 @@ __device__ static inline void write_row(T *to, const T *from, const float *scale
     }
 }
 
+/* Bytes: rows (2 H s + 8), and 4 where there are scales; rows of a token after its first come from
+ * L2. */
 template <class T, int THREADS>
 __global__ static void __launch_bounds__(CU_BLOCK) pack_kernel(mz_pack p, bool aligned) {
     const int64_t rows = rows_there(p.rows, p.rows_used);
@@ -160,6 +163,7 @@ extern "C" int mz_cuda_pack_rows(const mz_cuda_device *d, void *stream, const mz
     return LAUNCH_ROWS(pack_kernel, d, stream, a->type, a->rows, a->hidden, *a, aligned);
 }
 
+/* Bytes: pairs (H s + 8) and rows H s. */
 template <class T, int THREADS>
 __global__ static void __launch_bounds__(CU_BLOCK) unpack_kernel(mz_unpack u, bool aligned) {
     for (int64_t pair = cu_first_row<THREADS>(); pair < u.pairs; pair += cu_row_step<THREADS>()) {
@@ -192,6 +196,7 @@ __device__ static inline void add_rows(float sum[], const mz_combine &c, int64_t
     }
 }
 
+/* Bytes: rows H s, tokens H s (twice where it accumulates), 12 a pair; FLOPs: 2 rows H. */
 template <class T, int THREADS>
 __global__ static void __launch_bounds__(CU_BLOCK) combine_kernel(mz_combine c, bool aligned) {
     for (int64_t t = cu_first_row<THREADS>(); t < c.tokens; t += cu_row_step<THREADS>()) {
@@ -223,6 +228,8 @@ extern "C" int mz_cuda_combine_rows(const mz_cuda_device *d, void *stream, const
 /* ---- SwiGLU -------------------------------------------------------------------------------------
  */
 
+/* Bytes: rows (3 I s + 4); FLOPs: some 10 a value of h, an exponential and a division among them.
+ */
 template <class T, int THREADS>
 __global__ static void __launch_bounds__(CU_BLOCK) swiglu_kernel(mz_swiglu s, bool aligned) {
     const int64_t rows = rows_there(s.rows, s.rows_used), n = s.intermediate;
@@ -275,6 +282,7 @@ __device__ static inline float swiglu_back(cu_piece<T> *u, cu_piece<T> *v, cu_pi
     return sum;
 }
 
+/* Bytes: rows (5 I s + 8), 6 I s where h is written again; FLOPs: some 20 a value of h. */
 template <class T, int THREADS>
 __global__ static void __launch_bounds__(CU_BLOCK, 3)
     swiglu_back_kernel(mz_swiglu s, bool aligned) {

@@ -54,7 +54,7 @@ typedef struct timing {
     char message[160];
 } timing;
 
-enum { TIMINGS_MOST = 160 };
+enum { TIMINGS_MOST = 256 };
 typedef struct timings {
     timing at[TIMINGS_MOST];
     int n;

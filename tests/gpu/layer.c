@@ -202,6 +202,8 @@ static mz_kstatus make_rows(layer *l, uint64_t *state) {
     mz_kstatus status = MZ_K_OK;
     for (size_t i = 0; i < sizeof rooms / sizeof *rooms && status == MZ_K_OK; i++)
         status = random_room(l, state, rooms[i].bytes, rooms[i].at);
+    if (status == MZ_K_OK) /* some expert, until a router has chosen */
+        status = mz_kernels_zero(l->kernels, 0, l->chosen, 4 * pairs);
     if (status == MZ_K_OK) /* scores are not negative: squares of the random values' rows */
         status =
             mz_row_norms(l->kernels, 0,

@@ -46,6 +46,38 @@ static mz_kstatus row_norms(layer *l, cost *c) {
                         &(mz_norms){MZ_BF16, l->packed, l->pairs, s->hidden, s->hidden, l->norm});
 }
 
+static mz_kstatus row_dots(layer *l, cost *c) {
+    const shape *s = &l->shape;
+    const mz_dots args = {MZ_BF16,   l->packed, l->out,    l->pairs,
+                          s->hidden, s->hidden, s->hidden, l->norm};
+    c->bytes = rows_of(l) * ((double)s->hidden * 4 + 4);
+    return mz_row_dots(l->kernels, 0, &args);
+}
+
+static mz_kstatus widen(layer *l, cost *c) {
+    const int64_t n = l->pairs * l->shape.intermediate;
+    c->bytes = 6 * (double)n;
+    return mz_convert(l->kernels, 0, MZ_F32, l->gate_up, MZ_BF16, l->hidden, n);
+}
+
+static mz_kstatus score_pairs(layer *l, cost *c) {
+    const mz_score_args args = {.kind = MZ_SCORED_DOWN,
+                                .tokens = l->shape.tokens,
+                                .pairs = l->pairs,
+                                .k = l->shape.k,
+                                .weight = l->router_weight,
+                                .grad_norm2 = l->norm,
+                                .hidden_norm2 = l->score,
+                                .score = l->dgate_up};
+    c->bytes = rows_of(l) * 12 + (double)l->shape.tokens * 4;
+    return mz_score_pairs(l->kernels, 0, &args);
+}
+
+static mz_kstatus invert(layer *l, cost *c) {
+    c->bytes = rows_of(l) * 16;
+    return mz_invert(l->kernels, 0, l->order, l->pairs, l->pairs, l->position);
+}
+
 static mz_kstatus group_pairs(layer *l, cost *c) {
     const mz_grouping args = {.expert = l->expert,
                               .pairs = l->pairs,
@@ -81,6 +113,12 @@ static mz_kstatus pack_rows(layer *l, cost *c) {
                           .out = l->packed};
     c->bytes = 2.0 * (double)l->shape.hidden * (rows_of(l) + (double)l->shape.tokens);
     return mz_pack_rows(l->kernels, 0, &args);
+}
+
+static mz_kstatus unpack_rows(layer *l, cost *c) {
+    const mz_unpack args = {MZ_BF16, l->packed, l->shape.hidden, l->pairs, l->position, l->out};
+    c->bytes = 4.0 * (double)l->shape.hidden * rows_of(l);
+    return mz_unpack_rows(l->kernels, 0, &args);
 }
 
 static mz_kstatus combine_rows(layer *l, cost *c) {
@@ -239,7 +277,7 @@ static mz_kstatus cublas_plain(layer *l, cost *c) {
     return status == MZ_K_OK ? mz_grouped_gemm(l->kernels, 0, &args, l->workspace) : status;
 }
 
-static mz_kstatus router_forward(layer *l, cost *c) {
+static mz_kstatus router(layer *l, cost *c, bool backward) {
     const mz_router args = {.kind = MZ_ROUTER_SOFTMAX,
                             .tokens = l->shape.tokens,
                             .experts = l->shape.experts,
@@ -248,15 +286,25 @@ static mz_kstatus router_forward(layer *l, cost *c) {
                             .scale = 1,
                             .logits = l->logits,
                             .expert = l->chosen,
-                            .weight = l->router_weight};
-    c->bytes = (double)l->shape.tokens * l->shape.experts * 4 + rows_of(l) * 8;
+                            .weight = l->router_weight,
+                            .dweight = l->score,
+                            .dlogits = l->dgate_up};
+    c->bytes = (double)l->shape.tokens * l->shape.experts * 4 * (backward ? 2 : 1) + rows_of(l) * 8;
     if (mz_router_workspace(l->kernels, &args) > l->workspace_bytes)
         return MZ_K_ENOMEM;
-    return mz_router_forward(l->kernels, 0, &args, l->workspace);
+    return backward ? mz_router_backward(l->kernels, 0, &args, l->workspace)
+                    : mz_router_forward(l->kernels, 0, &args, l->workspace);
+}
+static mz_kstatus router_forward(layer *l, cost *c) {
+    return router(l, c, false);
+}
+static mz_kstatus router_backward(layer *l, cost *c) {
+    return router(l, c, true);
 }
 
+/* Of all experts, or of as many as `args` says. */
 static mz_kstatus update(layer *l, cost *c, mz_update args, double bytes_each) {
-    args.matrices = l->shape.experts;
+    args.matrices = args.matrices > 0 ? args.matrices : l->shape.experts;
     args.rows = 2 * l->shape.intermediate;
     args.cols = l->shape.hidden;
     args.type = MZ_BF16;
@@ -299,6 +347,45 @@ static mz_kstatus skewadam_momentum(layer *l, cost *c) {
                               .col = l->col},
                   16);
 }
+/* The second moment written and read again. */
+static mz_kstatus skewadam_full(layer *l, cost *c) {
+    return update(l, c,
+                  (mz_update){.kind = MZ_UPDATE_SKEWADAM,
+                              .clip_rms = true,
+                              .beta2 = 0.999F,
+                              .eps = 1e-30F,
+                              .rounding = MZ_ROUND_STOCHASTIC,
+                              .v = l->v},
+                  20);
+}
+static mz_kstatus adafactor(layer *l, cost *c) {
+    return update(l, c,
+                  (mz_update){.kind = MZ_UPDATE_ADAFACTOR,
+                              .clip_rms = true,
+                              .eps = 1e-30F,
+                              .row = l->row,
+                              .col = l->col},
+                  8);
+}
+static mz_kstatus lion(layer *l, cost *c) {
+    return update(
+        l, c, (mz_update){.kind = MZ_UPDATE_LION, .beta1 = 0.9F, .beta2 = 0.99F, .m = l->m}, 14);
+}
+/* Three iterations of XX^T, its square and a product with X, on the shorter side. */
+static mz_kstatus muon(layer *l, cost *c) {
+    const double a = 2 * (double)l->shape.intermediate, b = (double)l->shape.hidden;
+    const double few = fmin(a, b), many = fmax(a, b);
+    const int64_t matrices = l->shape.experts < 8 ? l->shape.experts : 8;
+    c->flops = (double)matrices * 3 * few * few * (4 * many + 2 * few);
+    return update(l, c,
+                  (mz_update){.kind = MZ_UPDATE_MUON,
+                              .matrices = matrices,
+                              .beta1 = 0.95F,
+                              .newton_schulz = 3,
+                              .update_scale = 1,
+                              .m = l->m},
+                  14);
+}
 static mz_kstatus adamw(layer *l, cost *c) {
     return update(l, c,
                   (mz_update){.kind = MZ_UPDATE_ADAMW,
@@ -331,16 +418,26 @@ static const struct {
                   {"cuBLAS grouped up wgrad", "vendor", cublas_wgrad},
                   {"cuBLAS grouped up wgrad, fp32", "vendor", cublas_wgrad_wide},
                   {"row norms", "rows", row_norms},
+                  {"row dots", "rows", row_dots},
+                  {"bf16 to fp32", "rows", widen},
                   {"pack", "rows", pack_rows},
+                  {"unpack", "rows", unpack_rows},
                   {"combine", "rows", combine_rows},
                   {"swiglu forward", "rows", swiglu_forward},
                   {"swiglu backward", "rows", swiglu_backward},
+                  {"score pairs", "pairs", score_pairs},
                   {"group pairs", "pairs", group_pairs},
+                  {"where pairs lie", "pairs", invert},
                   {"select half of the pairs", "pairs", select_pairs},
                   {"router softmax top-k", "routers", router_forward},
+                  {"router backward", "routers", router_backward},
                   {"skewadam, factored", "updates", skewadam_factored},
                   {"skewadam, factored + momentum", "updates", skewadam_momentum},
-                  {"adamw", "updates", adamw}};
+                  {"skewadam, full", "updates", skewadam_full},
+                  {"adamw", "updates", adamw},
+                  {"adafactor", "updates", adafactor},
+                  {"lion", "updates", lion},
+                  {"muon, 8 matrices", "updates", muon}};
 enum { OPERATIONS = sizeof operations / sizeof *operations };
 
 /* ---- timing -------------------------------------------------------------------------------------

@@ -1,8 +1,10 @@
 /* The part of the CUDA runtime API that the kernels' host side uses, for an emulated device: one of
  * compute capability 9.0, or of that which the environment names (CUEMU_CAPABILITY: 80, 89, 90,
- * 100), with four multiprocessors whose memory is the host's. Found before the toolkit's header in
+ * 100), with four multiprocessors whose memory is the host's; there are two of it, so that work on
+ * the wrong one shows. Found before the toolkit's header in
  * the build that runs kernels on the CPU; C and C++. Numbers of errors and attributes are CUDA's.
- * Every call has completed when it returns; one host thread at a time. */
+ * Every call has completed when it returns; one host thread at a time. Work on the default stream,
+ * which waits for all others, ends the program: cudaStreamLegacy asks for it by name. */
 #ifndef MIZAN_TESTS_SHIM_CUDA_RUNTIME_API_H
 #define MIZAN_TESTS_SHIM_CUDA_RUNTIME_API_H
 
@@ -56,6 +58,7 @@ struct cudaDeviceProp {
 
 typedef struct CUstream_st *cudaStream_t;
 typedef struct CUevent_st *cudaEvent_t;
+#define cudaStreamLegacy ((cudaStream_t)0x1)
 
 enum {
     cudaStreamDefault = 0,
@@ -98,8 +101,10 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream);
 cudaError_t cudaEventSynchronize(cudaEvent_t event);
 cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t from, cudaEvent_t to);
 
-/* Not CUDA's: wgmmas since the program began, each counted once for every thread. */
+/* Not CUDA's: wgmmas since the program began, each counted once for every thread; the device whose
+ * memory this is, -1: none. */
 size_t cuemu_wgmmas(void);
+int cuemu_device_of(const void *memory);
 
 #ifdef __cplusplus
 }

@@ -75,8 +75,8 @@ static inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) {
     dims = *reinterpret_cast<T(*) dims>(::cuemu::shared_variable(&name##_tag_, sizeof(T dims)))
 #define CU_DYN_SHARED(T, name) T *name = reinterpret_cast<T *>(::cuemu::dynamic_shared())
 #define CU_LAUNCH(kernel, grid, block, bytes, stream, ...)                                         \
-    ((void)(stream),                                                                               \
-     ::cuemu::launch(#kernel, dim3(grid), dim3(block), (size_t)(bytes), (kernel), ##__VA_ARGS__))
+    ::cuemu::launch(#kernel, (stream), dim3(grid), dim3(block), (size_t)(bytes), (kernel),         \
+                    ##__VA_ARGS__)
 
 template <class... P> static inline int cu_allow_shared(void (*kernel)(P...), int bytes) {
     return cuemu::allow_shared(reinterpret_cast<const void *>(kernel), bytes);

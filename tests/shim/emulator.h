@@ -137,10 +137,16 @@ int run(const char *name, const void *kernel, dim3 grid, dim3 block, size_t shar
         void (*call)(void *), void *argument);
 int allow_shared(const void *kernel, int bytes);
 
+/* runtime.cpp: 0, or why nothing can be launched there now. Like cudaGetLastError an error of an
+ * earlier call that nobody has asked for counts. */
+int enter_stream(const void *stream);
+
 /* Arguments are copied when the kernel is launched, as on a device. */
 template <class... P, class... A>
-int launch(const char *name, dim3 grid, dim3 block, size_t shared, void (*kernel)(P...),
-           A &&...arguments) {
+int launch(const char *name, const void *stream, dim3 grid, dim3 block, size_t shared,
+           void (*kernel)(P...), A &&...arguments) {
+    if (const int error = enter_stream(stream))
+        return error;
     struct Call {
         void (*kernel)(P...);
         std::tuple<std::decay_t<P>...> arguments;

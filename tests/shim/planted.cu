@@ -33,7 +33,7 @@ __global__ static void neighbours_kernel(const float *from, float *to, int round
 }
 
 extern "C" int planted_neighbours(const float *from, float *to, int rounds) {
-    return CU_LAUNCH(neighbours_kernel, 1, THREADS, 0, NULL, from, to, rounds);
+    return CU_LAUNCH(neighbours_kernel, 1, THREADS, 0, cudaStreamLegacy, from, to, rounds);
 }
 
 /* Threads of one block wait at different barriers. */
@@ -47,7 +47,16 @@ __global__ static void divergent_kernel(float *to) {
 }
 
 extern "C" int planted_divergent(float *to) {
-    return CU_LAUNCH(divergent_kernel, 1, THREADS, 0, NULL, to);
+    return CU_LAUNCH(divergent_kernel, 1, THREADS, 0, cudaStreamLegacy, to);
+}
+
+/* Launched on a stream, or on the default one. */
+__global__ static void write_kernel(float *to) {
+    to[threadIdx.x] = 1;
+}
+
+extern "C" int planted_write(float *to, bool default_stream) {
+    return CU_LAUNCH(write_kernel, 1, 32, 0, default_stream ? NULL : cudaStreamLegacy, to);
 }
 
 /* A mask that names lanes which never come. */
@@ -57,7 +66,7 @@ __global__ static void absent_kernel(float *to) {
 }
 
 extern "C" int planted_absent(float *to) {
-    return CU_LAUNCH(absent_kernel, 1, 32, 0, NULL, to);
+    return CU_LAUNCH(absent_kernel, 1, 32, 0, cudaStreamLegacy, to);
 }
 
 /* Each thread copies 16 bytes through shared memory in the background, with or without waiting. */
@@ -75,7 +84,7 @@ __global__ static void copy_kernel(const float *from, float *to, bool wait) {
 }
 
 extern "C" int planted_copy(const float *from, float *to, bool wait) {
-    return CU_LAUNCH(copy_kernel, 1, 32, 0, NULL, from, to, wait);
+    return CU_LAUNCH(copy_kernel, 1, 32, 0, cudaStreamLegacy, from, to, wait);
 }
 
 /* What ldmatrix gives each lane of four tiles of 8 x 8. */
@@ -96,7 +105,7 @@ __global__ static void matrices_kernel(const unsigned *from, unsigned *to, bool 
 }
 
 extern "C" int planted_matrices(const unsigned *from, unsigned *to, bool transposed) {
-    return CU_LAUNCH(matrices_kernel, 1, 32, 0, NULL, from, to, transposed);
+    return CU_LAUNCH(matrices_kernel, 1, 32, 0, cudaStreamLegacy, from, to, transposed);
 }
 
 /* One number of shared memory asked for and past its end. */
@@ -109,7 +118,7 @@ __global__ static void past_end_kernel(float *to) {
 }
 
 extern "C" int planted_past_end(float *to) {
-    return CU_LAUNCH(past_end_kernel, 1, 32, 0, NULL, to);
+    return CU_LAUNCH(past_end_kernel, 1, 32, 0, cudaStreamLegacy, to);
 }
 
 /* ---- a pipeline of copies and products of a warpgroup -------------------------------------------
@@ -207,5 +216,6 @@ __global__ static void product_kernel(const unsigned short *a, const unsigned sh
 
 extern "C" int planted_product(const unsigned short *a, const unsigned short *b, float *to,
                                planted_mistake mistake) {
-    return CU_LAUNCH(product_kernel, 1, 2 * GROUP, SLOT + 1024, NULL, a, b, to, mistake);
+    return CU_LAUNCH(product_kernel, 1, 2 * GROUP, SLOT + 1024, cudaStreamLegacy, a, b, to,
+                     mistake);
 }

@@ -11,6 +11,7 @@ extern "C" {
 
 int planted_neighbours(const float *from, float *to, int rounds);          /* 64 values each */
 int planted_divergent(float *to);                                          /* 64 values */
+int planted_write(float *to, bool default_stream);                         /* 32 values */
 int planted_absent(float *to);                                             /* 32 values */
 int planted_copy(const float *from, float *to, bool wait);                 /* 128 values each */
 int planted_matrices(const unsigned *from, unsigned *to, bool transposed); /* 128 words each */

@@ -24,9 +24,10 @@
 #endif
 
 struct CUstream_st {
-    unsigned flags;
+    int device;
 };
 struct CUevent_st {
+    int device;
     unsigned flags;
     bool recorded;
     double seconds;
@@ -36,11 +37,17 @@ namespace {
 
 enum : size_t { ALIGNMENT = 256, GUARD = 256, DEVICE_BYTES = (size_t)8 << 30 };
 enum : unsigned char { UNWRITTEN = 0xff, GUARDED = 0xa5 };
-enum : int { PROCESSORS = 4, VERSION = 13000 };
+enum : int { DEVICES = 2, PROCESSORS = 4, VERSION = 13000 };
 
-std::map<uintptr_t, size_t> allocations;
-size_t allocated;
-cudaError_t last_error;
+struct Allocation {
+    size_t bytes;
+    int device;
+};
+std::map<uintptr_t, Allocation> allocations;
+size_t allocated[DEVICES];
+/* Of the calling thread, as CUDA has them. */
+thread_local cudaError_t last_error;
+thread_local int current_device;
 
 cudaError_t said(cudaError_t error) {
     if (error != cudaSuccess)
@@ -55,7 +62,19 @@ bool on_device(const void *p, size_t bytes) {
     if (after == allocations.begin())
         return false;
     const auto it = --after;
-    return at - it->first <= it->second && bytes <= it->second - (at - it->first);
+    const size_t offset = at - it->first;
+    return offset <= it->second.bytes && bytes <= it->second.bytes - offset;
+}
+
+/* Work on this stream may begin: it is one of the current device. */
+cudaError_t entered(cudaStream_t stream) {
+    if (!stream) {
+        fprintf(stderr, "cuemu: work on the default stream, which waits for all others\n");
+        abort();
+    }
+    return said(stream == cudaStreamLegacy || stream->device == current_device
+                    ? cudaSuccess
+                    : cudaErrorInvalidResourceHandle);
 }
 
 /* The guard after an allocation starts at its last byte, not at a round address. */
@@ -150,17 +169,30 @@ cudaError_t cudaRuntimeGetVersion(int *version) {
 }
 
 cudaError_t cudaGetDeviceCount(int *count) {
-    *count = 1;
+    *count = DEVICES;
     return cudaSuccess;
 }
 
 cudaError_t cudaSetDevice(int device) {
-    return said(device == 0 ? cudaSuccess : cudaErrorInvalidDevice);
+    if (device < 0 || device >= DEVICES)
+        return said(cudaErrorInvalidDevice);
+    current_device = device;
+    return cudaSuccess;
 }
 
 cudaError_t cudaGetDevice(int *device) {
-    *device = 0;
+    *device = current_device;
     return cudaSuccess;
+}
+
+int cuemu_device_of(const void *memory) {
+    const auto it = allocations.find(reinterpret_cast<uintptr_t>(memory));
+    return it == allocations.end() ? -1 : it->second.device;
+}
+
+int cuemu::enter_stream(const void *stream) {
+    entered(static_cast<cudaStream_t>(const_cast<void *>(stream)));
+    return cudaGetLastError();
 }
 
 cudaError_t cudaDeviceSynchronize(void) {
@@ -168,7 +200,7 @@ cudaError_t cudaDeviceSynchronize(void) {
 }
 
 cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute, int device) {
-    if (device != 0)
+    if (device < 0 || device >= DEVICES)
         return said(cudaErrorInvalidDevice);
     switch (attribute) {
     case cudaDevAttrMaxThreadsPerBlock:
@@ -197,7 +229,7 @@ cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute, in
 }
 
 cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *facts, int device) {
-    if (device != 0)
+    if (device < 0 || device >= DEVICES)
         return said(cudaErrorInvalidDevice);
     *facts = {};
     snprintf(facts->name, sizeof facts->name, "emulated device");
@@ -217,7 +249,7 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *facts, int device) {
 
 cudaError_t cudaMalloc(void **memory, size_t bytes) {
     *memory = nullptr;
-    if (bytes > DEVICE_BYTES - allocated)
+    if (bytes > DEVICE_BYTES - allocated[current_device])
         return said(cudaErrorMemoryAllocation);
     void *whole = nullptr;
     if (posix_memalign(&whole, ALIGNMENT, GUARD + bytes + GUARD))
@@ -228,8 +260,8 @@ cudaError_t cudaMalloc(void **memory, size_t bytes) {
     memset(start + bytes, GUARDED, GUARD);
     __asan_poison_memory_region(whole, GUARD);
     __asan_poison_memory_region(start + bytes, GUARD);
-    allocations[reinterpret_cast<uintptr_t>(start)] = bytes;
-    allocated += bytes;
+    allocations[reinterpret_cast<uintptr_t>(start)] = {bytes, current_device};
+    allocated[current_device] += bytes;
     *memory = start;
     return cudaSuccess;
 }
@@ -241,25 +273,26 @@ cudaError_t cudaFree(void *memory) {
     if (it == allocations.end())
         return said(cudaErrorInvalidValue);
     char *start = static_cast<char *>(memory);
-    const size_t bytes = it->second;
+    const size_t bytes = it->second.bytes;
     __asan_unpoison_memory_region(start - GUARD, GUARD);
     __asan_unpoison_memory_region(start + bytes, GUARD);
     check_guards(start, bytes);
-    allocated -= bytes;
+    allocated[it->second.device] -= bytes;
     allocations.erase(it);
     free(start - GUARD);
     return cudaSuccess;
 }
 
 cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *all) {
-    *free_bytes = DEVICE_BYTES - allocated;
+    *free_bytes = DEVICE_BYTES - allocated[current_device];
     *all = DEVICE_BYTES;
     return cudaSuccess;
 }
 
 cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind,
                             cudaStream_t stream) {
-    (void)stream;
+    if (const cudaError_t error = entered(stream))
+        return error;
     const bool to_device = kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice;
     const bool from_device = kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice;
     if (kind != cudaMemcpyDefault &&
@@ -270,7 +303,8 @@ cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaM
 }
 
 cudaError_t cudaMemsetAsync(void *memory, int value, size_t bytes, cudaStream_t stream) {
-    (void)stream;
+    if (const cudaError_t error = entered(stream))
+        return error;
     if (!on_device(memory, bytes))
         return said(cudaErrorInvalidValue);
     memset(memory, value, bytes);
@@ -280,11 +314,11 @@ cudaError_t cudaMemsetAsync(void *memory, int value, size_t bytes, cudaStream_t 
 /* ---- streams and events -------------------------------------------------------------------------
  */
 
-cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned flags) {
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned) {
     *stream = static_cast<cudaStream_t>(malloc(sizeof **stream));
     if (!*stream)
         return said(cudaErrorMemoryAllocation);
-    (*stream)->flags = flags;
+    (*stream)->device = current_device;
     return cudaSuccess;
 }
 
@@ -307,7 +341,7 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags) {
     *event = static_cast<cudaEvent_t>(malloc(sizeof **event));
     if (!*event)
         return said(cudaErrorMemoryAllocation);
-    **event = {flags, false, 0};
+    **event = {current_device, flags, false, 0};
     return cudaSuccess;
 }
 
@@ -317,8 +351,9 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
 }
 
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
-    (void)stream;
-    if (!event)
+    if (const cudaError_t error = entered(stream))
+        return error;
+    if (!event || event->device != current_device)
         return said(cudaErrorInvalidResourceHandle);
     event->recorded = true;
     event->seconds = now();

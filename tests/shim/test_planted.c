@@ -92,6 +92,9 @@ static int divergent(float *to, int which) {
 static int absent(float *to, int which) {
     return planted_absent(to);
 }
+static int default_stream(float *to, int which) {
+    return planted_write(to, true);
+}
 #if defined(__SANITIZE_ADDRESS__)
 static int past_end(float *to, int which) {
     return planted_past_end(to);
@@ -105,6 +108,11 @@ static void mistakes_are_reported(void **state) {
     assert_non_null(strstr(text, "divergent_kernel"));
     report_of(absent, 0, text, sizeof text);
     assert_non_null(strstr(text, "names a lane that"));
+    float to[32] = {0};
+    assert_int_equal(planted_write(to, false), 0);
+    assert_true(to[31] == 1);
+    report_of(default_stream, 0, text, sizeof text);
+    assert_non_null(strstr(text, "the default stream"));
 #if defined(__SANITIZE_ADDRESS__)
     report_of(past_end, 0, text, sizeof text);
     assert_non_null(strstr(text, "heap-buffer-overflow"));
