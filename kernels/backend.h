@@ -9,7 +9,7 @@
 extern "C" {
 #endif
 
-enum { MZ_KERNEL_MARKS = 64, MZ_KERNEL_STREAMS_MAX = 16 };
+enum { MZ_KERNEL_MARKS = 64, MZ_KERNEL_STREAMS_MAX = 16, MZ_KERNEL_THREADS_MAX = 1024 };
 
 /* Operations that return a status set the context's message with mz_kernels_fail. Sizes are not
  * negative, pointers that must be there are, streams and dtypes are in range; rows of 0 and groups

@@ -33,11 +33,15 @@ static mz_kstatus tell(char *message, size_t size, mz_kstatus status, const char
 
 mz_kstatus mz_kernels_open(const mz_kernels_options *options, mz_kernels **context, char *message,
                            size_t message_size) {
-    *context = NULL;
+    if (context)
+        *context = NULL;
+    if (!options || !context)
+        return tell(message, message_size, MZ_K_EINVAL,
+                    "no options, or nowhere to put the context");
     if (options->streams < 1 || options->streams > MZ_KERNEL_STREAMS_MAX)
         return tell(message, message_size, MZ_K_EINVAL, "streams must be from 1 to 16");
-    if (options->threads < 0)
-        return tell(message, message_size, MZ_K_EINVAL, "threads must not be negative");
+    if (options->threads < 0 || options->threads > MZ_KERNEL_THREADS_MAX)
+        return tell(message, message_size, MZ_K_EINVAL, "threads must be from 0 to 1024");
     if (options->backend != MZ_BACKEND_HOST && options->backend != MZ_BACKEND_CUDA)
         return tell(message, message_size, MZ_K_EINVAL, "unknown backend");
     const mz_backend_ops *ops = options->backend == MZ_BACKEND_CUDA ? mz_cuda_ops() : &mz_host_ops;
@@ -61,7 +65,7 @@ mz_kstatus mz_kernels_open(const mz_kernels_options *options, mz_kernels **conte
 }
 
 void mz_kernels_close(mz_kernels **context) {
-    mz_kernels *k = *context;
+    mz_kernels *k = context ? *context : NULL;
     if (!k)
         return;
     if (k->ops->bind)
@@ -72,15 +76,15 @@ void mz_kernels_close(mz_kernels **context) {
 }
 
 const char *mz_kernels_error(const mz_kernels *k) {
-    return k->error;
+    return k ? k->error : "no context";
 }
 
 mz_kstatus mz_kernels_failure(const mz_kernels *k) {
-    return k->failure;
+    return k ? k->failure : MZ_K_EINVAL;
 }
 
 const char *mz_kernels_describe(const mz_kernels *k) {
-    return k->describe;
+    return k ? k->describe : "no context";
 }
 
 mz_backend mz_kernels_backend(const mz_kernels *k) {
@@ -88,17 +92,9 @@ mz_backend mz_kernels_backend(const mz_kernels *k) {
 }
 
 void *mz_kernels_native_stream(const mz_kernels *k, mz_kstream stream) {
-    return k->ops->native_stream && stream >= 0 && stream < k->streams
+    return k && k->ops->native_stream && stream >= 0 && stream < k->streams
                ? k->ops->native_stream(k, stream)
                : NULL;
-}
-
-mz_product_tiles mz_kernels_tiles(const mz_kernels *k, mz_product op) {
-    return k->ops->tiles(k, op);
-}
-
-mz_product_tiles mz_kernels_up_tiles(const mz_kernels *k, int64_t intermediate) {
-    return k->ops->up_tiles(k, intermediate);
 }
 
 /* ---- checks -------------------------------------------------------------------------------------
@@ -112,6 +108,8 @@ mz_product_tiles mz_kernels_up_tiles(const mz_kernels *k, int64_t intermediate) 
 
 /* The calling thread works on the context's device from here on. */
 static mz_kstatus bind_device(mz_kernels *k) {
+    if (!k)
+        return MZ_K_EINVAL;
     if (k->failed)
         return MZ_K_EFAILED;
     return k->ops->bind ? k->ops->bind(k) : MZ_K_OK;
@@ -126,11 +124,38 @@ static mz_kstatus bind_device(mz_kernels *k) {
                 (int)k->streams);                                                                  \
     } while (0)
 
+#define REQUIRE_CALL(name)                                                                         \
+    do {                                                                                           \
+        REQUIRE_READY(name);                                                                       \
+        REQUIRE(a, "%s: no arguments", name);                                                      \
+    } while (0)
+
+/* Scratch of `need` bytes; that there are so many is the caller's word. */
+#define REQUIRE_WORKSPACE(name, need)                                                              \
+    do {                                                                                           \
+        const uintptr_t unit = k->backend == MZ_BACKEND_HOST ? 16 : 256;                           \
+        const size_t bytes = (need);                                                               \
+        REQUIRE(workspace || bytes == 0, "%s: no workspace of %zu bytes", name, bytes);            \
+        REQUIRE((uintptr_t)workspace % unit == 0 || bytes == 0,                                    \
+                "%s: the workspace is not %d-byte aligned", name, (int)unit);                      \
+    } while (0)
+
 /* Most elements of one array: their byte offsets stay within 64 bits. */
 static const int64_t MOST = INT64_C(1) << 58;
 
 static bool sizes_fit(int64_t rows, int64_t cols) {
     return rows >= 0 && cols >= 0 && cols <= MOST && rows <= MOST / (cols > 0 ? cols : 1);
+}
+
+mz_product_tiles mz_kernels_tiles(const mz_kernels *k, mz_product op) {
+    const mz_product_tiles none = {0, 0, 0, 0};
+    return k && op >= MZ_PRODUCT_FORWARD && op <= MZ_PRODUCT_WGRAD ? k->ops->tiles(k, op) : none;
+}
+
+mz_product_tiles mz_kernels_up_tiles(const mz_kernels *k, int64_t intermediate) {
+    const mz_product_tiles none = {0, 0, 0, 0};
+    return k && intermediate > 0 && intermediate <= MOST / 2 ? k->ops->up_tiles(k, intermediate)
+                                                             : none;
 }
 
 static bool is_type(mz_dtype type) {
@@ -145,16 +170,18 @@ static bool there(const void *memory, int64_t n) {
  */
 
 mz_kstatus mz_kernels_alloc(mz_kernels *k, size_t bytes, void **memory) {
-    *memory = NULL;
+    if (memory)
+        *memory = NULL;
     const mz_kstatus bound = bind_device(k);
     if (bound != MZ_K_OK)
         return bound;
+    REQUIRE(memory, "alloc: nowhere to put the address");
     REQUIRE(bytes <= (size_t)MOST, "alloc: %zu bytes", bytes);
     return k->ops->alloc(k, bytes > 0 ? bytes : 1, memory);
 }
 
 void mz_kernels_free(mz_kernels *k, void *memory) {
-    if (!memory)
+    if (!k || !memory)
         return;
     (void)bind_device(k); /* what a failed context has is freed as well */
     k->ops->free(k, memory);
@@ -205,10 +232,12 @@ mz_kstatus mz_kernels_mark(mz_kernels *k, mz_kstream stream, int32_t slot) {
 }
 
 mz_kstatus mz_kernels_elapsed(mz_kernels *k, int32_t from_slot, int32_t to_slot, double *seconds) {
-    *seconds = 0;
+    if (seconds)
+        *seconds = 0;
     const mz_kstatus bound = bind_device(k);
     if (bound != MZ_K_OK)
         return bound;
+    REQUIRE(seconds, "elapsed: nowhere to put the seconds");
     REQUIRE(from_slot >= 0 && from_slot < MZ_KERNEL_MARKS && to_slot >= 0 &&
                 to_slot < MZ_KERNEL_MARKS,
             "elapsed: slots %d and %d of %d", (int)from_slot, (int)to_slot, MZ_KERNEL_MARKS);
@@ -228,7 +257,7 @@ mz_kstatus mz_convert(mz_kernels *k, mz_kstream stream, mz_dtype to_type, void *
  */
 
 mz_kstatus mz_row_norms(mz_kernels *k, mz_kstream stream, const mz_norms *a) {
-    REQUIRE_READY("row_norms");
+    REQUIRE_CALL("row_norms");
     REQUIRE(is_type(a->type), "row_norms: unknown type");
     REQUIRE(a->cols >= 0 && a->stride >= a->cols && sizes_fit(a->rows, a->stride),
             "row_norms: %lld rows of %lld, stride %lld", (long long)a->rows, (long long)a->cols,
@@ -238,7 +267,7 @@ mz_kstatus mz_row_norms(mz_kernels *k, mz_kstream stream, const mz_norms *a) {
 }
 
 mz_kstatus mz_row_dots(mz_kernels *k, mz_kstream stream, const mz_dots *a) {
-    REQUIRE_READY("row_dots");
+    REQUIRE_CALL("row_dots");
     REQUIRE(is_type(a->type), "row_dots: unknown type");
     REQUIRE(a->cols >= 0 && a->a_stride >= a->cols && a->b_stride >= a->cols &&
                 sizes_fit(a->rows, a->a_stride) && sizes_fit(a->rows, a->b_stride),
@@ -279,7 +308,7 @@ static bool score_needs(mz_score kind, bool *weight, bool *grad, bool *input, bo
 }
 
 mz_kstatus mz_score_pairs(mz_kernels *k, mz_kstream stream, const mz_score_args *a) {
-    REQUIRE_READY("score_pairs");
+    REQUIRE_CALL("score_pairs");
     bool weight, grad, input, hidden;
     REQUIRE(score_needs(a->kind, &weight, &grad, &input, &hidden), "score_pairs: unknown kind %d",
             (int)a->kind);
@@ -307,20 +336,20 @@ static bool grouping_fits(const mz_grouping *a) {
 }
 
 size_t mz_group_pairs_workspace(const mz_kernels *k, const mz_grouping *args) {
-    return grouping_fits(args) ? k->ops->group_pairs_workspace(k, args) : 0;
+    return k && args && grouping_fits(args) ? k->ops->group_pairs_workspace(k, args) : 0;
 }
 
 mz_kstatus mz_group_pairs(mz_kernels *k, mz_kstream stream, const mz_grouping *a, void *workspace) {
-    REQUIRE_READY("group_pairs");
+    REQUIRE_CALL("group_pairs");
     REQUIRE(grouping_fits(a), "group_pairs: %lld pairs, %d experts", (long long)a->pairs,
             (int)a->experts);
     REQUIRE(there(a->expert, a->pairs), "group_pairs: expert is NULL");
-    REQUIRE(workspace || mz_group_pairs_workspace(k, a) == 0, "group_pairs: no workspace");
+    REQUIRE_WORKSPACE("group_pairs", mz_group_pairs_workspace(k, a));
     return k->ops->group_pairs(k, stream, a, workspace);
 }
 
 size_t mz_prefix_sums_workspace(const mz_kernels *k, int64_t n) {
-    return n >= 0 && n <= MOST ? k->ops->prefix_sums_workspace(k, n) : 0;
+    return k && n >= 0 && n <= MOST ? k->ops->prefix_sums_workspace(k, n) : 0;
 }
 
 mz_kstatus mz_prefix_sums(mz_kernels *k, mz_kstream stream, const int64_t *count, int64_t n,
@@ -329,7 +358,7 @@ mz_kstatus mz_prefix_sums(mz_kernels *k, mz_kstream stream, const int64_t *count
     REQUIRE(n >= 0 && n <= MOST, "prefix_sums: %lld counts", (long long)n);
     REQUIRE(there(count, n) && begin, "prefix_sums: NULL");
     REQUIRE(n == 0 || count != begin, "prefix_sums: begin must not be count");
-    REQUIRE(workspace || mz_prefix_sums_workspace(k, n) == 0, "prefix_sums: no workspace");
+    REQUIRE_WORKSPACE("prefix_sums", mz_prefix_sums_workspace(k, n));
     return k->ops->prefix_sums(k, stream, count, n, begin, workspace);
 }
 
@@ -338,19 +367,19 @@ static bool selection_fits(const mz_selection *a) {
 }
 
 size_t mz_select_workspace(const mz_kernels *k, const mz_selection *args) {
-    return selection_fits(args) ? k->ops->select_workspace(k, args) : 0;
+    return k && args && selection_fits(args) ? k->ops->select_workspace(k, args) : 0;
 }
 
 mz_kstatus mz_select_pairs(mz_kernels *k, mz_kstream stream, const mz_selection *a,
                            void *workspace) {
-    REQUIRE_READY("select_pairs");
+    REQUIRE_CALL("select_pairs");
     REQUIRE(selection_fits(a), "select_pairs: %lld pairs, %d experts", (long long)a->pairs,
             (int)a->experts);
     REQUIRE(there(a->score, a->pairs) && there(a->order, a->pairs) && there(a->quota, a->experts) &&
                 a->begin,
             "select_pairs: NULL");
     REQUIRE(!a->kept == !a->kept_begin, "select_pairs: kept and kept_begin go together");
-    REQUIRE(workspace || mz_select_workspace(k, a) == 0, "select_pairs: no workspace");
+    REQUIRE_WORKSPACE("select_pairs", mz_select_workspace(k, a));
     return k->ops->select_pairs(k, stream, a, workspace);
 }
 
@@ -376,7 +405,7 @@ mz_kstatus mz_invert(mz_kernels *k, mz_kstream stream, const int64_t *row_pair, 
 }
 
 mz_kstatus mz_pack_rows(mz_kernels *k, mz_kstream stream, const mz_pack *a) {
-    REQUIRE_READY("pack_rows");
+    REQUIRE_CALL("pack_rows");
     REQUIRE(is_type(a->type), "pack_rows: unknown type");
     REQUIRE(sizes_fit(a->rows, a->hidden), "pack_rows: %lld rows of %lld", (long long)a->rows,
             (long long)a->hidden);
@@ -387,7 +416,7 @@ mz_kstatus mz_pack_rows(mz_kernels *k, mz_kstream stream, const mz_pack *a) {
 }
 
 mz_kstatus mz_unpack_rows(mz_kernels *k, mz_kstream stream, const mz_unpack *a) {
-    REQUIRE_READY("unpack_rows");
+    REQUIRE_CALL("unpack_rows");
     REQUIRE(is_type(a->type), "unpack_rows: unknown type");
     REQUIRE(sizes_fit(a->pairs, a->hidden), "unpack_rows: %lld pairs of %lld", (long long)a->pairs,
             (long long)a->hidden);
@@ -397,7 +426,7 @@ mz_kstatus mz_unpack_rows(mz_kernels *k, mz_kstream stream, const mz_unpack *a) 
 }
 
 mz_kstatus mz_combine_rows(mz_kernels *k, mz_kstream stream, const mz_combine *a) {
-    REQUIRE_READY("combine_rows");
+    REQUIRE_CALL("combine_rows");
     REQUIRE(is_type(a->type), "combine_rows: unknown type");
     REQUIRE(sizes_fit(a->tokens, a->hidden), "combine_rows: %lld tokens of %lld",
             (long long)a->tokens, (long long)a->hidden);
@@ -441,12 +470,12 @@ static bool product_fits(const mz_product_args *a) {
 }
 
 size_t mz_grouped_gemm_workspace(const mz_kernels *k, const mz_product_args *args) {
-    return product_fits(args) ? k->ops->grouped_gemm_workspace(k, args) : 0;
+    return k && args && product_fits(args) ? k->ops->grouped_gemm_workspace(k, args) : 0;
 }
 
 mz_kstatus mz_grouped_gemm(mz_kernels *k, mz_kstream stream, const mz_product_args *a,
                            void *workspace) {
-    REQUIRE_READY("grouped_gemm");
+    REQUIRE_CALL("grouped_gemm");
     REQUIRE(is_type(a->type) && is_type(a->gradient_type), "grouped_gemm: unknown type");
     REQUIRE(a->op >= MZ_PRODUCT_FORWARD && a->op <= MZ_PRODUCT_WGRAD, "grouped_gemm: unknown op");
     REQUIRE(a->engine >= MZ_ENGINE_OWN && a->engine <= MZ_ENGINE_OWN_MMA,
@@ -462,7 +491,7 @@ mz_kstatus mz_grouped_gemm(mz_kernels *k, mz_kstream stream, const mz_product_ar
     REQUIRE(there(a->weight, a->groups.groups) && there(a->a, a->groups.rows_max) &&
                 there(a->c, a->groups.rows_max),
             "grouped_gemm: NULL");
-    REQUIRE(workspace || mz_grouped_gemm_workspace(k, a) == 0, "grouped_gemm: no workspace");
+    REQUIRE_WORKSPACE("grouped_gemm", mz_grouped_gemm_workspace(k, a));
     return a->groups.groups == 0 ? MZ_K_OK : k->ops->grouped_gemm(k, stream, a, workspace);
 }
 
@@ -474,12 +503,12 @@ static bool up_fits(const mz_expert_up *a) {
 }
 
 size_t mz_expert_up_workspace(const mz_kernels *k, const mz_expert_up *args) {
-    return up_fits(args) ? k->ops->expert_up_workspace(k, args) : 0;
+    return k && args && up_fits(args) ? k->ops->expert_up_workspace(k, args) : 0;
 }
 
 mz_kstatus mz_expert_up_forward(mz_kernels *k, mz_kstream stream, const mz_expert_up *a,
                                 void *workspace) {
-    REQUIRE_READY("expert_up");
+    REQUIRE_CALL("expert_up");
     REQUIRE(is_type(a->type), "expert_up: unknown type");
     REQUIRE(a->engine == MZ_ENGINE_OWN || a->engine == MZ_ENGINE_OWN_MMA,
             "expert_up: only own engines fuse the activation");
@@ -491,7 +520,7 @@ mz_kstatus mz_expert_up_forward(mz_kernels *k, mz_kstream stream, const mz_exper
     REQUIRE(there(a->weight, a->groups.groups) && there(a->x, a->groups.rows_max) &&
                 there(a->h, a->groups.rows_max),
             "expert_up: NULL");
-    REQUIRE(workspace || mz_expert_up_workspace(k, a) == 0, "expert_up: no workspace");
+    REQUIRE_WORKSPACE("expert_up", mz_expert_up_workspace(k, a));
     return a->groups.groups == 0 ? MZ_K_OK : k->ops->expert_up_forward(k, stream, a, workspace);
 }
 
@@ -505,7 +534,7 @@ static mz_kstatus check_swiglu(mz_kernels *k, const char *name, const mz_swiglu 
 }
 
 mz_kstatus mz_swiglu_forward(mz_kernels *k, mz_kstream stream, const mz_swiglu *a) {
-    REQUIRE_READY("swiglu_forward");
+    REQUIRE_CALL("swiglu_forward");
     mz_kstatus status = check_swiglu(k, "swiglu_forward", a);
     if (status != MZ_K_OK)
         return status;
@@ -514,7 +543,7 @@ mz_kstatus mz_swiglu_forward(mz_kernels *k, mz_kstream stream, const mz_swiglu *
 }
 
 mz_kstatus mz_swiglu_backward(mz_kernels *k, mz_kstream stream, const mz_swiglu *a) {
-    REQUIRE_READY("swiglu_backward");
+    REQUIRE_CALL("swiglu_backward");
     mz_kstatus status = check_swiglu(k, "swiglu_backward", a);
     if (status != MZ_K_OK)
         return status;
@@ -551,22 +580,22 @@ static mz_kstatus check_router(mz_kernels *k, const char *name, const mz_router 
 }
 
 size_t mz_router_workspace(const mz_kernels *k, const mz_router *args) {
-    return router_fits(args) ? k->ops->router_workspace(k, args) : 0;
+    return k && args && router_fits(args) ? k->ops->router_workspace(k, args) : 0;
 }
 
 mz_kstatus mz_router_forward(mz_kernels *k, mz_kstream stream, const mz_router *a,
                              void *workspace) {
-    REQUIRE_READY("router_forward");
+    REQUIRE_CALL("router_forward");
     mz_kstatus status = check_router(k, "router_forward", a);
     if (status != MZ_K_OK)
         return status;
-    REQUIRE(workspace || mz_router_workspace(k, a) == 0, "router_forward: no workspace");
+    REQUIRE_WORKSPACE("router_forward", mz_router_workspace(k, a));
     return k->ops->router_forward(k, stream, a, workspace);
 }
 
 mz_kstatus mz_router_backward(mz_kernels *k, mz_kstream stream, const mz_router *a,
                               void *workspace) {
-    REQUIRE_READY("router_backward");
+    REQUIRE_CALL("router_backward");
     mz_kstatus status = check_router(k, "router_backward", a);
     if (status != MZ_K_OK)
         return status;
@@ -574,13 +603,13 @@ mz_kstatus mz_router_backward(mz_kernels *k, mz_kstream stream, const mz_router 
     REQUIRE(a->aux_factor == 0 || a->count, "router_backward: the balance loss needs count");
     REQUIRE(a->aux_factor == 0 || a->kind != MZ_ROUTER_RELU || a->k > 0,
             "router_backward: the balance loss needs k, the pairs wanted of a token");
-    REQUIRE(workspace || mz_router_workspace(k, a) == 0, "router_backward: no workspace");
+    REQUIRE_WORKSPACE("router_backward", mz_router_workspace(k, a));
     return k->ops->router_backward(k, stream, a, workspace);
 }
 
 mz_kstatus mz_router_losses(mz_kernels *k, mz_kstream stream, const mz_router *a, float *loss,
                             void *workspace) {
-    REQUIRE_READY("router_losses");
+    REQUIRE_CALL("router_losses");
     mz_kstatus status = check_router(k, "router_losses", a);
     if (status != MZ_K_OK)
         return status;
@@ -588,7 +617,7 @@ mz_kstatus mz_router_losses(mz_kernels *k, mz_kstream stream, const mz_router *a
     REQUIRE(a->count, "router_losses: count is NULL");
     REQUIRE(a->kind != MZ_ROUTER_RELU || a->k > 0,
             "router_losses: the balance loss needs k, the pairs wanted of a token");
-    REQUIRE(workspace || mz_router_workspace(k, a) == 0, "router_losses: no workspace");
+    REQUIRE_WORKSPACE("router_losses", mz_router_workspace(k, a));
     return k->ops->router_losses(k, stream, a, loss, workspace);
 }
 
@@ -635,7 +664,7 @@ static bool update_fits(const mz_update *a) {
 }
 
 int64_t mz_update_state_bytes(const mz_update *a) {
-    if (!update_fits(a))
+    if (!a || !update_fits(a))
         return 0;
     const int64_t full = 4 * a->matrices * a->rows * a->cols;
     const int64_t factors = 4 * a->matrices * (a->rows + a->cols);
@@ -654,11 +683,11 @@ int64_t mz_update_state_bytes(const mz_update *a) {
 }
 
 size_t mz_update_workspace(const mz_kernels *k, const mz_update *args) {
-    return update_fits(args) ? k->ops->update_workspace(k, args) : 0;
+    return k && args && update_fits(args) ? k->ops->update_workspace(k, args) : 0;
 }
 
 mz_kstatus mz_update_step(mz_kernels *k, mz_kstream stream, const mz_update *a, void *workspace) {
-    REQUIRE_READY("update_step");
+    REQUIRE_CALL("update_step");
     REQUIRE(a->kind >= MZ_UPDATE_SKEWADAM && a->kind <= MZ_UPDATE_MUON,
             "update_step: unknown kind");
     REQUIRE(is_type(a->type) && is_type(a->gradient_type), "update_step: unknown type");
@@ -675,6 +704,6 @@ mz_kstatus mz_update_step(mz_kernels *k, mz_kstream stream, const mz_update *a, 
     REQUIRE(!mz_keeps_full_v(a) || there(a->v, n), "update_step: v is NULL");
     REQUIRE(!mz_keeps_factors(a) || (there(a->row, n) && there(a->col, n)),
             "update_step: row or col is NULL");
-    REQUIRE(workspace || mz_update_workspace(k, a) == 0, "update_step: no workspace");
+    REQUIRE_WORKSPACE("update_step", mz_update_workspace(k, a));
     return n == 0 ? MZ_K_OK : k->ops->update_step(k, stream, a, workspace);
 }

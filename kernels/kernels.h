@@ -7,8 +7,8 @@
  * of the host backend, device memory of the CUDA one. All pointers in arguments are context memory
  * unless marked (host). Structs, and arrays marked (host), are read before the call returns.
  * Memory: no operation allocates. Where one needs scratch, it has a `..._workspace` twin that
- * returns its bytes for the same arguments (0 for sizes that the operation refuses); pass that many
- * bytes, 256-byte aligned, as `workspace`.
+ * returns its bytes for the same arguments (0 for what the operation refuses); pass that many
+ * bytes, 256-byte aligned (on the host 16), as `workspace`; for 0 bytes NULL will do.
  * Scratch is free for other use once the operation has completed on its stream.
  * Streams. Operations of one stream run in order; the CUDA backend enqueues and returns, the host
  * backend has done the work when the call returns (its streams are numbers). No operation waits for
@@ -21,9 +21,22 @@
  * Numbers. MZ_F32 or MZ_BF16 storage; sums are fp32 (trees fixed by the shape, so results do not
  * depend on threads or scheduling). bf16 results are rounded to nearest even unless an optimizer is
  * told otherwise. Alignment: rows start at multiples of 16 bytes (of one element on the host).
+ * Fields that are not set should be 0: a struct that is zeroed first means the defaults where a
+ * comment names none, but `scale` and `update_scale`, factors, must then be set to 1.
  * Errors: MZ_K_EINVAL says which argument; mz_kernels_error(context) is one line. An asynchronous
  * device error surfaces at mz_kernels_sync. After MZ_K_EFAILED a context can only be closed.
- * Threads: a context belongs to one thread at a time; contexts are independent. */
+ * Checked: a context, an argument struct or an array that is needed and NULL; negative sizes, and
+ * those whose product no memory holds; types, kinds, streams; groups.begin where the host can read
+ * it; the alignment of scratch. A refused call writes nothing. Without a context the status is
+ * MZ_K_EINVAL and mz_kernels_error(NULL) a line.
+ * Not checked, the caller's word: that an array is as long as its comment says and holds the type
+ * named, its alignment, and what index arrays contain, which a device would have to be waited for:
+ * order, begin, token_begin, row_pair, token, position and segments must stay within what they
+ * index (mz_group_pairs alone leaves out experts that do not exist, and a quota may be anything).
+ * Outputs overlap neither inputs nor each other unless a comment says so. Infinity and NaN are
+ * values: they spread to the results that depend on them, and never decide where memory is touched.
+ * Threads: a context belongs to one thread at a time; contexts are independent. Calls make the
+ * context's device the thread's current one (CUDA), and leave it so. */
 #ifndef MIZAN_KERNELS_KERNELS_H
 #define MIZAN_KERNELS_KERNELS_H
 
@@ -57,8 +70,8 @@ typedef int32_t mz_kstream; /* 0 .. streams-1 of the context */
 typedef struct mz_kernels_options {
     mz_backend backend;
     int32_t device;  /* CUDA ordinal */
-    int32_t threads; /* host: 0 means as many as there are processors this process may use */
-    int32_t streams; /* >= 1 */
+    int32_t threads; /* host, at most 1024; 0: as many as this process may use processors */
+    int32_t streams; /* 1 to 16 */
     /* Where the library and its peers may be looked for beyond the loader's own folders; NULL:
      * nowhere else. */
     const char *library_dir; /* (host) */
@@ -67,6 +80,7 @@ typedef struct mz_kernels_options {
 /* `message` (may be NULL) receives one line when there is no context to ask. */
 mz_kstatus mz_kernels_open(const mz_kernels_options *options, mz_kernels **context, char *message,
                            size_t message_size);
+/* Sets *context to NULL; closing that again does nothing. Memory of the context is freed before. */
 void mz_kernels_close(mz_kernels **context);
 const char *mz_kernels_error(const mz_kernels *context);  /* of the last call that failed */
 mz_kstatus mz_kernels_failure(const mz_kernels *context); /* its status; MZ_K_OK: none failed */
@@ -83,6 +97,8 @@ void mz_kernels_free(mz_kernels *context, void *memory);
  * is free of it now (of the machine's what processes could get without swapping). Other processes
  * take from the same. Either may be NULL. */
 mz_kstatus mz_kernels_memory(mz_kernels *context, size_t *all, size_t *available);
+/* Host memory must stay until the copy has completed; of memory that is not page-locked CUDA may
+ * wait for the device. */
 typedef enum mz_copy { MZ_COPY_IN, MZ_COPY_OUT, MZ_COPY_INSIDE } mz_copy; /* to, from, within */
 mz_kstatus mz_kernels_copy(mz_kernels *context, mz_kstream stream, mz_copy kind, void *to,
                            const void *from, size_t bytes);
@@ -99,7 +115,7 @@ mz_kstatus mz_kernels_elapsed(mz_kernels *context, int32_t from_slot, int32_t to
 mz_kstatus mz_convert(mz_kernels *context, mz_kstream stream, mz_dtype to_type, void *to,
                       mz_dtype from_type, const void *from, int64_t n);
 
-/* ---- norms and scores (lrmoe.md sections 1 and 2) -----------------------------------------------
+/* ---- norms and scores ---------------------------------------------------------------------------
  */
 
 /* out[i] = sum_j x[i][j]^2. Bytes: rows * (cols * size + 4). */
@@ -142,7 +158,8 @@ typedef struct mz_score_args {
     const float *weight;       /* [pairs] w */
     const float *grad_norm2;   /* [tokens] ||g||^2 */
     const float *input_norm2;  /* [tokens] ||x||^2 */
-    const float *hidden_norm2; /* [pairs] ||h||^2 */
+    const float *hidden_norm2; /* [pairs] ||h||^2, by pair: mz_unpack_rows with hidden 1 brings the
+                                  norms of rows there */
     uint64_t seed, first_pair; /* first_pair: number of pair 0 in the whole batch */
     float *score;              /* [pairs] */
 } mz_score_args;
@@ -175,8 +192,9 @@ mz_kstatus mz_prefix_sums(mz_kernels *context, mz_kstream stream, const int64_t 
  * quota[e] of largest score; ties go to the earlier position. Scores are finite and >= 0.
  * kept lists the chosen pair numbers, expert by expert, in the order they had; kept_begin[e] is
  * min-sum of the quotas before e. keep[pair] is 1 for chosen pairs and 0 for others listed in
- * order; either output may be NULL. `quota` above the number of pairs keeps all. With `threshold`
- * not NULL it receives the largest score left out of each expert (0 where none is). */
+ * order; either output may be NULL. `quota` above the number of pairs keeps all, one below 0 none.
+ * A score's sign is not looked at, NaN counts as larger than infinity. With `threshold` not NULL it
+ * receives the largest score left out of each expert (0 where none is). */
 typedef struct mz_selection {
     const float *score;   /* [pairs] by pair number */
     const int64_t *order; /* [pairs] */
@@ -198,14 +216,15 @@ mz_kstatus mz_select_pairs(mz_kernels *context, mz_kstream stream, const mz_sele
 
 /* The layout of a send buffer: segment i copies `length` pair numbers from `from` in a list grouped
  * by expert to `to` in the list grouped by (destination, expert). Positions no segment names are
- * left alone. */
+ * left alone; a length below 1 copies nothing. */
 typedef struct mz_segment {
     int64_t from, to, length;
 } mz_segment;
 mz_kstatus mz_arrange(mz_kernels *context, mz_kstream stream, const mz_segment *segment,
                       int64_t segments, const int64_t *in, int64_t *out);
 
-/* position[row_pair[i]] = i for i < rows; -1 for the other pairs. */
+/* position[row_pair[i]] = i for i < rows, no pair twice; a negative row_pair[i] is no pair; -1 for
+ * the pairs that are not named. */
 mz_kstatus mz_invert(mz_kernels *context, mz_kstream stream, const int64_t *row_pair, int64_t rows,
                      int64_t pairs, int64_t *position);
 
@@ -226,7 +245,7 @@ typedef struct mz_pack {
 mz_kstatus mz_pack_rows(mz_kernels *context, mz_kstream stream, const mz_pack *args);
 
 /* Unpack: the inverse of mz_pack_rows with scale NULL onto pairs: out[p] = rows[position[p]],
- * exactly zero where position[p] < 0. */
+ * exactly zero where position[p] < 0. `row` may be NULL where every position is negative. */
 typedef struct mz_unpack {
     mz_dtype type;
     const void *row; /* [rows][H] */
@@ -237,7 +256,8 @@ typedef struct mz_unpack {
 mz_kstatus mz_unpack_rows(mz_kernels *context, mz_kstream stream, const mz_unpack *args);
 
 /* Combine: out[t] = (accumulate ? out[t] : 0) + sum over the pairs p of t, in order, of
- * scale[p] * row[position[p]]; positions < 0 add nothing. fp32 sums, one rounding. */
+ * scale[p] * row[position[p]]; positions < 0 add nothing, and where all are, `row` may be NULL.
+ * fp32 sums, one rounding. */
 typedef struct mz_combine {
     mz_dtype type;
     const void *row; /* [rows][H] */
@@ -269,7 +289,8 @@ typedef enum mz_product {
 } mz_product;
 typedef enum mz_product_engine {
     MZ_ENGINE_OWN,    /* on CUDA wgmma on compute capability 9.0, else mma.sync */
-    MZ_ENGINE_VENDOR, /* cuBLAS grouped (needs begin_host), OpenBLAS per group; the host's OWN uses
+    MZ_ENGINE_VENDOR, /* cuBLAS grouped (needs begin_host; opened by the first product that asks for
+                         it, with memory of its own), OpenBLAS per group; the host's OWN uses
                          OpenBLAS inside as well */
     MZ_ENGINE_OWN_MMA /* mma.sync on every CUDA device; on the host as OWN */
 } mz_product_engine;
@@ -290,7 +311,8 @@ typedef struct mz_product_args {
 } mz_product_args;
 /* How a grouped product is cut for the workers (host threads, multiprocessors), which take tiles in
  * turn: at most `rows` rows of a group, `n` and `k` of the weight's sides; 0: all. For models of
- * its time. mz_expert_up_forward has tiles of its own. */
+ * its time. mz_expert_up_forward has tiles of its own. Zeros for an unknown product or a size below
+ * 1. */
 typedef struct mz_product_tiles {
     int32_t rows, n, k, workers;
 } mz_product_tiles;
@@ -334,10 +356,10 @@ typedef struct mz_swiglu {
 mz_kstatus mz_swiglu_forward(mz_kernels *context, mz_kstream stream, const mz_swiglu *args);
 mz_kstatus mz_swiglu_backward(mz_kernels *context, mz_kstream stream, const mz_swiglu *args);
 
-/* ---- routers (moe-variants-and-optimizers.md sections 2 to 5) -----------------------------------
+/* ---- routers (formulas: README.md beside this file) ---------------------------------------------
  * Fixed k: expert, weight are [tokens][k], best first, ties to the lower expert. Variable (ReLU,
  * routing-free): pairs are listed token by token, experts ascending, token_begin says where; the
- * caller's bound is tokens * E pairs. Logits are fp32. */
+ * caller's bound is tokens * E pairs. Logits are fp32; NaN ranks last, and is never active. */
 typedef enum mz_router_kind {
     MZ_ROUTER_SOFTMAX, /* softmax over all, k largest; `normalize`: divided by their sum */
     MZ_ROUTER_SIGMOID, /* sigmoid; chosen by sigmoid + bias among the best groups, weighted by
@@ -374,7 +396,7 @@ typedef struct mz_router {
     const float *token_share; /* [tokens] active share of them per token; NULL: of this layer */
     bool proxy_paper; /* routing-free: G for 0 < s < theta counts in the losses (paper), else not */
     const int64_t *count; /* [E] pairs of each expert (losses) */
-    float *dlogits;       /* [tokens][E], or of the norms */
+    float *dlogits;       /* [tokens][E], or of the norms; overwritten */
     float *dbias, *dgain; /* [E] or NULL; added to */
 } mz_router;
 size_t mz_router_workspace(const mz_kernels *context, const mz_router *args);
@@ -393,10 +415,11 @@ mz_kstatus mz_gate_norms_backward(mz_kernels *context, mz_kstream stream, mz_dty
                                   const void *z, const float *norm, const float *dnorm,
                                   int64_t tokens, int32_t experts, int64_t r, void *dz);
 /* lambda after one step (host): routing-free min(lambda * (1+eta)^sign(rho - target), cap); ReMoE
- * has the same form with eta = alpha - 1 and no cap (cap = INFINITY). */
+ * has the same form with eta = alpha - 1 and no cap (cap = INFINITY), but for a density that equals
+ * the target, where it would shrink. */
 float mz_adapt_lambda(float lambda, float eta, float density, float target, float cap);
 
-/* ---- optimizers (section 6.3 of the same) -------------------------------------------------------
+/* ---- optimizers (formulas: README.md) -----------------------------------------------------------
  * One call updates one tensor of `matrices` equal matrices [rows][cols] (experts of a layer: one
  * per expert). Decoupled decay first. Every optimizer reads the gradient times *grad_scale. */
 typedef enum mz_update_kind {
@@ -436,7 +459,8 @@ typedef struct mz_update {
     float *v;              /* [matrices][rows][cols] second moment, or NULL */
     float *row, *col;      /* [matrices][rows], [matrices][cols], or NULL */
 } mz_update;
-/* Bytes of m, v, row and col together for these settings: what the tier policies promise. */
+/* Bytes of m, v, row and col together for these settings: what the tier policies promise; 0 for
+ * sizes that mz_update_step refuses. State begins as zeros. */
 int64_t mz_update_state_bytes(const mz_update *args);
 /* SkewAdam: O(rows + cols) per matrix, no full-size temporary, two sweeps over the gradient. */
 size_t mz_update_workspace(const mz_kernels *context, const mz_update *args);

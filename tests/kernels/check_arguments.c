@@ -347,12 +347,82 @@ static void check_pieces(rig *r) {
     RIG_OK(r, mz_kernels_sync(k, 0));
 }
 
+/* No arguments, or no place for an answer. */
+static void check_absent(rig *r) {
+    const scene s = make_scene(r);
+    mz_kernels *k = r->kernels;
+#define ABSENT(name, call) refused(r, &s, name, #call, call)
+    ABSENT("row_norms", mz_row_norms(k, 0, NULL));
+    ABSENT("row_dots", mz_row_dots(k, 0, NULL));
+    ABSENT("score_pairs", mz_score_pairs(k, 0, NULL));
+    ABSENT("group_pairs", mz_group_pairs(k, 0, NULL, s.workspace));
+    ABSENT("select_pairs", mz_select_pairs(k, 0, NULL, s.workspace));
+    ABSENT("pack_rows", mz_pack_rows(k, 0, NULL));
+    ABSENT("unpack_rows", mz_unpack_rows(k, 0, NULL));
+    ABSENT("combine_rows", mz_combine_rows(k, 0, NULL));
+    ABSENT("grouped_gemm", mz_grouped_gemm(k, 0, NULL, s.workspace));
+    ABSENT("expert_up", mz_expert_up_forward(k, 0, NULL, s.workspace));
+    ABSENT("swiglu_forward", mz_swiglu_forward(k, 0, NULL));
+    ABSENT("swiglu_backward", mz_swiglu_backward(k, 0, NULL));
+    ABSENT("router_forward", mz_router_forward(k, 0, NULL, s.workspace));
+    ABSENT("router_backward", mz_router_backward(k, 0, NULL, s.workspace));
+    ABSENT("router_losses", mz_router_losses(k, 0, NULL, s.out, s.workspace));
+    ABSENT("update_step", mz_update_step(k, 0, NULL, s.workspace));
+    ABSENT("alloc", mz_kernels_alloc(k, 4, NULL));
+    ABSENT("elapsed", mz_kernels_elapsed(k, 0, 0, NULL));
+    RIG_TRUE(r, mz_group_pairs_workspace(k, NULL) == 0 && mz_select_workspace(k, NULL) == 0);
+    RIG_TRUE(r, mz_grouped_gemm_workspace(k, NULL) == 0 && mz_expert_up_workspace(k, NULL) == 0);
+    RIG_TRUE(r, mz_router_workspace(k, NULL) == 0 && mz_update_workspace(k, NULL) == 0);
+    RIG_TRUE(r, mz_update_state_bytes(NULL) == 0);
+    /* Tiles of what there is no product of. */
+    RIG_TRUE(r, mz_kernels_up_tiles(k, 0).rows == 0 && mz_kernels_up_tiles(k, -4).rows == 0);
+    RIG_TRUE(r, mz_kernels_up_tiles(k, INT64_MAX).rows == 0 && mz_kernels_tiles(k, 3).workers == 0);
+}
+
+/* No context at all. */
+static void check_nobody(rig *r) {
+    int64_t count = 1, begin[2];
+    float value[4] = {0};
+    void *memory = &memory;
+    double seconds = 1;
+    char message[80] = "";
+    RIG_TRUE(r, mz_kernels_open(NULL, NULL, message, sizeof message) == MZ_K_EINVAL && *message);
+    RIG_TRUE(r, strlen(mz_kernels_error(NULL)) > 8 && strlen(mz_kernels_describe(NULL)) > 8);
+    RIG_TRUE(r, mz_kernels_failure(NULL) == MZ_K_EINVAL);
+    RIG_TRUE(r, !mz_kernels_native_stream(NULL, 0));
+    RIG_TRUE(r, mz_kernels_alloc(NULL, 1, &memory) == MZ_K_EINVAL && !memory);
+    RIG_TRUE(r, mz_kernels_memory(NULL, NULL, NULL) == MZ_K_EINVAL);
+    RIG_TRUE(r, mz_kernels_sync(NULL, 0) == MZ_K_EINVAL);
+    RIG_TRUE(r, mz_kernels_copy(NULL, 0, MZ_COPY_IN, value, value, 4) == MZ_K_EINVAL);
+    RIG_TRUE(r, mz_kernels_elapsed(NULL, 0, 0, &seconds) == MZ_K_EINVAL && seconds == 0);
+    RIG_TRUE(r, mz_convert(NULL, 0, MZ_F32, value, MZ_F32, value, 1) == MZ_K_EINVAL);
+    RIG_TRUE(r, mz_prefix_sums_workspace(NULL, 1) == 0);
+    RIG_TRUE(r, mz_prefix_sums(NULL, 0, &count, 1, begin, NULL) == MZ_K_EINVAL);
+    RIG_TRUE(r, mz_row_norms(NULL, 0, &(mz_norms){.x = value, .out = value}) == MZ_K_EINVAL);
+    RIG_TRUE(r, mz_kernels_tiles(NULL, MZ_PRODUCT_FORWARD).workers == 0);
+    mz_kernels_free(NULL, NULL);
+    mz_kernels_close(NULL);
+    mz_kernels *closed = NULL;
+    mz_kernels_close(&closed);
+}
+
+/* Scratch that does not begin where it should. */
+static void check_workspace(rig *r) {
+    const scene s = make_scene(r);
+    const mz_grouping grouping = {(int32_t *)(void *)s.list, 4,    2,
+                                  (int64_t *)(void *)s.out,  NULL, NULL};
+    RIG_TRUE(r, mz_group_pairs_workspace(r->kernels, &grouping) > 0);
+    refused(r, &s, "aligned", "8 bytes on",
+            mz_group_pairs(r->kernels, 0, &grouping, (char *)s.workspace + 8));
+}
+
 static void check_open(rig *r) {
     const mz_kernels_options bad[] = {{.streams = 0},
                                       {.streams = 17},
                                       {.streams = 1, .threads = -1},
+                                      {.streams = 1, .threads = 1025},
                                       {.streams = 1, .backend = 9}};
-    for (int i = 0; i < 4; i++) {
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         mz_kernels *k = r->kernels;
         char message[200] = "";
         RIG_TRUE(r, mz_kernels_open(&bad[i], &k, message, sizeof message) == MZ_K_EINVAL);
@@ -362,7 +432,14 @@ static void check_open(rig *r) {
     }
 }
 
-const check checks_of_arguments[] = {{"rows", check_rows},         {"pairs", check_pairs},
-                                     {"products", check_products}, {"routers", check_routers},
-                                     {"updates", check_updates},   {"pieces", check_pieces},
-                                     {"open", check_open},         {NULL, NULL}};
+const check checks_of_arguments[] = {{"rows", check_rows},
+                                     {"pairs", check_pairs},
+                                     {"products", check_products},
+                                     {"routers", check_routers},
+                                     {"updates", check_updates},
+                                     {"pieces", check_pieces},
+                                     {"absent", check_absent},
+                                     {"nobody", check_nobody},
+                                     {"workspace", check_workspace},
+                                     {"open", check_open},
+                                     {NULL, NULL}};

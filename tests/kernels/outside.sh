@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # outside.sh MESON BUILD SOURCE: installs into a temporary folder and builds outside.c against the
-# installed library with pkg-config: as C and as C++ header, shared and static; then runs the example.
+# installed library with pkg-config: as C and as C++ header, shared and static; then runs the examples.
 set -euo pipefail
 
 meson=$1 build=$2 here=$(dirname "$3") root=$(cd "$(dirname "$3")/../.." && pwd)
@@ -24,6 +24,9 @@ cc -o "$work/static" "$here/outside.c" $(flags --cflags --libs --static | sed 's
 env -u LD_LIBRARY_PATH "$work/static"
 # shellcheck disable=SC2046
 printf '#include <mizan/kernels.h>\n' | cc -x c++ -Wall -Wextra -Werror -fsyntax-only $(flags --cflags) -
+# shellcheck disable=SC2046
+cc -Wall -Wextra -Werror -o "$work/layer" "$root/kernels/example/layer.c" $(flags --cflags --libs) -lm
+"$work/layer"
 # Nothing but the interface is visible.
 if nm -D --defined-only "$library" | awk '{print $3}' | grep -v '^mz_'; then
     echo "outside.sh: these names should not be exported"
