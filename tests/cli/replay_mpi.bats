@@ -102,7 +102,11 @@ EOF2
 
 @test "memory is short in one process, before the first step and within it" {
     broken "oom:1:3" 4 1 static
-    broken "oom:60:3" 2 1 'lrmoe[keep=0.5]'
+    [[ $stderr == *"no memory for "*"rank"* ]]
+    for n in 30 225 325; do # weights, forward, backward
+        broken "oom:$n:3" 2 1 'lrmoe[keep=0.5]'
+        [[ $stderr == *"no memory for "*"rank"* ]]
+    done
 }
 
 @test "a message between processes is corrupted" {
