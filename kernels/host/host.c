@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <time.h>
 
 /* OpenBLAS's own threads would compete with the pool, which already runs a product per thread. A
@@ -61,9 +62,16 @@ static void host_close(mz_kernels *k) {
     free(k->self);
 }
 
+/* What finds no room in the caches gets huge pages, where there are any: rows that are read
+ * wherever they are would each wait for their page's address. The last one, not filled, stays as it
+ * is. */
 static mz_kstatus host_alloc(mz_kernels *k, size_t bytes, void **memory) {
-    const size_t rounded = (bytes + 255) & ~(size_t)255;
-    *memory = rounded >= bytes ? aligned_alloc(256, rounded) : NULL;
+    enum { HUGE_PAGE = 2 << 20 };
+    const size_t unit = bytes >= MZ_STREAM_BYTES ? HUGE_PAGE : 256;
+    const size_t rounded = (bytes + unit - 1) & ~(unit - 1);
+    *memory = rounded >= bytes ? aligned_alloc(unit, rounded) : NULL;
+    if (*memory && unit == HUGE_PAGE)
+        (void)madvise(*memory, bytes & ~(unit - 1), MADV_HUGEPAGE); /* else it is slower, no more */
     return *memory ? MZ_K_OK
                    : mz_kernels_fail(k, MZ_K_ENOMEM, "alloc: no memory of %zu bytes", bytes);
 }

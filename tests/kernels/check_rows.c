@@ -447,6 +447,7 @@ static void check_rows_used(rig *r) {
  */
 
 static void check_memory(rig *r) {
+    enum { LARGE = 24 << 20 }; /* more than the caches have */
     mz_kernels *k = r->kernels;
     const char text[] = "twenty-one characters";
     char *a = rig_in(r, text, sizeof text), *b = rig_out(r, sizeof text), back[sizeof text];
@@ -471,6 +472,11 @@ static void check_memory(rig *r) {
     mz_kernels_free(k, nothing);
     mz_kernels_free(k, NULL);
     RIG_TRUE(r, mz_kernels_alloc(k, SIZE_MAX, &nothing) == MZ_K_EINVAL && !nothing);
+    RIG_OK(r, mz_kernels_alloc(k, LARGE + 5, &nothing));
+    RIG_TRUE(r, (uintptr_t)nothing % 256 == 0);
+    RIG_OK(r, mz_kernels_zero(k, 0, (char *)nothing + LARGE, 5));
+    RIG_OK(r, mz_kernels_sync(k, 0));
+    mz_kernels_free(k, nothing);
     RIG_TRUE(r, strlen(mz_kernels_describe(k)) > 0);
 }
 
