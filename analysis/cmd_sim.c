@@ -344,6 +344,30 @@ static void warn_short_sequences(const sim_job *job, const mz_log *log) {
                 (long long)job->args.seq, (long long)longest);
 }
 
+/* Experts whose products no sample of the profile's is like; the result says so, too. */
+static mz_code mark_extrapolated(sim_job *job, const mz_log *log, mz_err *err) {
+    const mz_measured *m = job->cluster->device.measured;
+    const int64_t hidden = job->model->hidden, inter = job->model->expert_intermediate;
+    if (!m || inter < 1 ||
+        (mz_measured_reaches(m, MZ_WORK_UP, 2 * inter, hidden) &&
+         mz_measured_reaches(m, MZ_WORK_FORWARD, hidden, inter) &&
+         mz_measured_reaches(m, MZ_WORK_DGRAD, hidden, inter) &&
+         mz_measured_reaches(m, MZ_WORK_DGRAD, 2 * inter, hidden) &&
+         mz_measured_reaches(m, MZ_WORK_WGRAD, hidden, inter) &&
+         mz_measured_reaches(m, MZ_WORK_WGRAD, 2 * inter, hidden)))
+        return MZ_OK;
+    mz_warn(log,
+            "%s: products of experts with hidden %lld and intermediate %lld are far from all that "
+            "was calibrated, their times are extrapolated: mizan calibrate --hidden %lld --inter "
+            "%lld adds the shape",
+            job->args.cluster, (long long)hidden, (long long)inter, (long long)hidden,
+            (long long)inter);
+    return json_object_set_new(json_object_get(job->cluster->resolved, "measured"), "extrapolated",
+                               json_true()) == 0
+               ? MZ_OK
+               : mz_fail_nomem(err, "a cluster's values");
+}
+
 static mz_code split_policies(sim_job *job, mz_err *err) {
     job->policy_text = strdup(job->args.policy);
     if (!job->policy_text)
@@ -537,6 +561,8 @@ mz_code mz_cmd_sim(mz_app *app, int argc, char **argv, mz_err *err) {
         code = load_inputs(&job, app, err);
     if (code == MZ_OK)
         warn_short_sequences(&job, &app->log);
+    if (code == MZ_OK)
+        code = mark_extrapolated(&job, &app->log, err);
     if (code == MZ_OK)
         code = run_job(&job, app, err);
     free_job(&job);

@@ -65,6 +65,23 @@ double mz_fit_seconds(const mz_fit *fit, mz_work work, const double size[MZ_FIT_
     return fitted(fit, work, size) * correction(fit, size);
 }
 
+bool mz_measured_reaches(const mz_measured *m, mz_work product, int64_t n, int64_t k) {
+    const mz_fit *fit = &m->fit[product];
+    const mz_tiling *t = &m->tiling[product];
+    const double side[2] = {(double)(t->n > 0 && n > t->n ? t->n : n),
+                            (double)(t->k > 0 && k > t->k ? t->k : k)};
+    bool reached = true;
+    for (int i = 0; i < 2 && fit->samples > 0; i++) {
+        double least = INFINITY, greatest = 0;
+        for (int32_t s = 0; s < fit->samples; s++) {
+            least = fmin(least, fit->sample[s].size[i + 1]);
+            greatest = fmax(greatest, fit->sample[s].size[i + 1]);
+        }
+        reached = reached && 2 * side[i] >= least && side[i] <= 2 * greatest;
+    }
+    return reached;
+}
+
 /* ---- JSON
  * -----------------------------------------------------------------------------------------------
  */

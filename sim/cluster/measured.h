@@ -65,6 +65,11 @@ void mz_fit_finish(mz_fit *fit, mz_work work);
 /* Seconds of one call (one tile) of a finished fit with samples. O(samples). */
 double mz_fit_seconds(const mz_fit *fit, mz_work work, const double size[MZ_FIT_SIZES]);
 
+/* Whether there are samples of about such a size: no side of a product's weight [n][k], or of the
+ * part of it in a tile, is less than half of the least one sampled or more than twice the greatest.
+ * A kind that was not measured has nothing to go beyond. O(samples). */
+bool mz_measured_reaches(const mz_measured *measured, mz_work product, int64_t n, int64_t k);
+
 /* The object "measured" of a profile. Unknown kinds and fields, negative numbers, lists of unequal
  * length: MZ_EINPUT with the place. */
 mz_code mz_measured_read(json_t *object, const char *where, mz_arena *arena, mz_measured **measured,

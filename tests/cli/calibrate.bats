@@ -34,8 +34,16 @@ for name in ("pack", "combine", "swiglu_backward", "select", "copy", "update_ada
     assert math.isclose(kind["residual"], math.sqrt(sum(errors) / count), rel_tol=1e-6), (name, kind["residual"])
 END
     "$mizan" sim --scope layers -t "$root"/traces/example/olmoe-8r.h5 -m olmoe-1b-7b --ranks 4 -c ./here.json:1 \
-        --hidden 128 --inter 64 --layers 2 --policy static,symi,ultraep,lrmoe --json >sim.json
-    "$python" -c 'import json; r = json.load(open("sim.json")); assert all(x["step_time_s"]["mean"] > 0 for x in r["runs"])'
+        --hidden 128 --inter 64 --layers 2 --policy static,symi,ultraep,lrmoe --json >sim.json 2>said
+    "$python" -c 'import json; r = json.load(open("sim.json")); assert all(x["step_time_s"]["mean"] > 0 for x in r["runs"])
+assert "extrapolated" not in r["cluster"]["measured"]'
+    run ! grep extrapolated said
+    "$mizan" sim --scope layers -t "$root"/traces/example/olmoe-8r.h5 -m olmoe-1b-7b --ranks 4 -c ./here.json:1 -q \
+        --hidden 16 --inter 8 --layers 2 --policy static --json >sim.json 2>said
+    cat said
+    [ "$(wc -l <said)" -eq 1 ]
+    grep -q 'hidden 16 and intermediate 8 .*extrapolated.*mizan calibrate --hidden 16 --inter 8 adds' said
+    "$python" -c 'import json; assert json.load(open("sim.json"))["cluster"]["measured"]["extrapolated"] is True'
 }
 
 @test "bad input of calibrate" {

@@ -181,6 +181,27 @@ static void bad_measurements_are_refused(void **state) {
     }
 }
 
+/* Samples of sides 3 to 6 and 6 to 60, tiles of at most 6 of n: within a factor of two is near. */
+static void far_products_are_told_from_near_ones(void **state) {
+    (void)state;
+    static const struct {
+        int64_t n, k;
+        bool reached;
+    } cases[] = {{3, 6, true},    {2, 6, true}, {1, 6, false}, {6, 60, true},   {6, 120, true},
+                 {6, 121, false}, {3, 3, true}, {3, 2, false}, {100, 60, true}, {7, 20, true}};
+    mz_fit_sample tile[2] = {{.size = {4, 3, 6}, .seconds = 30},
+                             {.size = {1, 6, 60}, .seconds = 9}};
+    mz_measured m = {.workers = 1, .alone = 1};
+    m.fit[MZ_WORK_WGRAD] = (mz_fit){.samples = 2, .sample = tile};
+    m.tiling[MZ_WORK_WGRAD] = (mz_tiling){.n = 6};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
+        if (mz_measured_reaches(&m, MZ_WORK_WGRAD, cases[i].n, cases[i].k) != cases[i].reached)
+            fail_msg("case %zu", i);
+    assert_true(mz_measured_reaches(&m, MZ_WORK_UP, 1, 1)); /* not measured */
+    m.tiling[MZ_WORK_WGRAD].n = 0;
+    assert_false(mz_measured_reaches(&m, MZ_WORK_WGRAD, 13, 60));
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(fits_are_exact_at_samples_and_between_them_between),
@@ -189,6 +210,7 @@ int main(void) {
         cmocka_unit_test(products_are_tiles_taken_in_turn),
         cmocka_unit_test(a_profile_reads_back_what_it_says),
         cmocka_unit_test(bad_measurements_are_refused),
+        cmocka_unit_test(far_products_are_told_from_near_ones),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
