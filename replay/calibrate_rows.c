@@ -1,11 +1,15 @@
 /* Kernels that memory binds, and copies between ranks of one process. */
 #include "replay/calibrate_inside.h"
+#include "common/base/rng.h"
 #include "sim/cost/work.h"
+
+#include <stdlib.h>
 
 enum { VALUE = 2, LANES_MOST = 1024, SEGMENTS = 256 };
 
+/* tokens: where their number does not follow from that of the rows. */
 typedef struct row_sizes {
-    int64_t rows, cols;
+    int64_t rows, cols, tokens;
 } row_sizes;
 
 /* Bytes in the pools: per row and column, and per row. */
@@ -72,6 +76,19 @@ static mz_kstatus run_combine(calibration *c, const void *sizes, char *in, char 
     return mz_combine_rows(c->kernels, 0, &a);
 }
 
+/* Of some pairs alone, as in a backward that leaves pairs out: each token looks for all of its. */
+static mz_kstatus run_combine_some(calibration *c, const void *sizes, char *in, char *out) {
+    const row_sizes *s = sizes;
+    const mz_combine a = {.type = MZ_BF16,
+                          .row = in,
+                          .hidden = s->cols,
+                          .tokens = s->tokens,
+                          .k = CALIBRATE_TOP_K,
+                          .position = c->scratch,
+                          .out = out};
+    return mz_combine_rows(c->kernels, 0, &a);
+}
+
 static mz_kstatus run_norms(calibration *c, const void *sizes, char *in, char *out) {
     const row_sizes *s = sizes;
     const mz_norms a = {MZ_BF16, in, s->rows, s->cols, s->cols, (float *)(void *)out};
@@ -125,9 +142,12 @@ static mz_kstatus run_swiglu_back(calibration *c, const void *sizes, char *in, c
     return mz_swiglu_backward(c->kernels, 0, &a);
 }
 
+/* As reductions convert: a gradient into a buffer that is used again and again, and back. */
 static mz_kstatus run_convert(calibration *c, const void *sizes, char *in, char *out) {
     const row_sizes *s = sizes;
-    return mz_convert(c->kernels, 0, MZ_BF16, out, MZ_F32, in, s->cols);
+    const mz_kstatus status = mz_convert(c->kernels, 0, MZ_F32, c->scratch, MZ_BF16, out, s->cols);
+    return status == MZ_K_OK ? mz_convert(c->kernels, 0, MZ_BF16, out, MZ_F32, c->scratch, s->cols)
+                             : status;
 }
 
 static mz_kstatus run_zero(calibration *c, const void *sizes, char *in, char *out) {
@@ -150,8 +170,9 @@ static mz_kstatus run_add(calibration *c, const void *sizes, char *in, char *out
     return mz_combine_rows(c->kernels, 0, &a);
 }
 
+/* Packed are norms, too, two bf16 wide. */
 static const int64_t widths[] = {128, 512, 1024, 2048, 0}, single[] = {1, 0},
-                     experts[] = {8, 32, 128, 0};
+                     packed_widths[] = {2, 128, 512, 1024, 2048, 0}, experts[] = {8, 32, 128, 0};
 static const int64_t lengths[] = {4096, 65536, 1 << 19, 1 << 22, 1 << 24, 0};
 static const int64_t row_counts[] = {16, 128, 1024, 4096, 16384, 65536, 0};
 
@@ -159,7 +180,7 @@ static const row_kind row_kinds[] = {
     {MZ_WORK_GROUP_PAIRS, run_group, 0, 0, 8, experts},
     {MZ_WORK_ARRANGE, run_arrange, 0, 0, 8, single},
     {MZ_WORK_INVERT, run_invert, 0, 0, 8, single},
-    {MZ_WORK_PACK, run_pack, VALUE, VALUE, 0, widths},
+    {MZ_WORK_PACK, run_pack, VALUE, VALUE, 0, packed_widths},
     {MZ_WORK_PACK_SCALED, run_pack_scaled, VALUE, VALUE, 0, widths},
     {MZ_WORK_COMBINE, run_combine, VALUE, VALUE, 0, widths},
     {MZ_WORK_ROW_NORMS, run_norms, VALUE, 0, 4, widths},
@@ -168,7 +189,7 @@ static const row_kind row_kinds[] = {
     {MZ_WORK_SWIGLU_FORWARD, run_swiglu, 2 * VALUE, VALUE, 0, widths},
     {MZ_WORK_SWIGLU_BACKWARD, run_swiglu_back, 3 * VALUE, 2 * VALUE, 4, widths},
 };
-enum { ROW_KINDS = sizeof row_kinds / sizeof row_kinds[0], SAMPLES_MOST = 40, HEAD = 1 << 15 };
+enum { ROW_KINDS = sizeof row_kinds / sizeof row_kinds[0], SAMPLES_MOST = 56, HEAD = 1 << 15 };
 
 /* Segments of equal length for the selection, half of each kept. */
 static mz_code set_segments(calibration *c, const row_sizes *s, mz_err *err) {
@@ -235,17 +256,71 @@ static mz_code sample_rows(calibration *c, const row_kind *kind, row_sizes s, mz
     return code;
 }
 
-static mz_code sample_lengths(calibration *c, mz_work work, calibrate_run run, int64_t in,
-                              int64_t out, mz_err *err) {
-    mz_code code = calibrate_begin(c, work, SAMPLES_MOST, err);
+/* Positions of the pairs of tokens of which one in CALIBRATE_TOP_K has a row, drawn by seed. */
+static mz_code set_positions(calibration *c, const row_sizes *s, mz_err *err) {
+    const int64_t pairs = s->tokens * CALIBRATE_TOP_K;
+    const size_t bytes = sizeof(int64_t) * (size_t)pairs;
+    int64_t *position = malloc(bytes);
+    if (!position)
+        return mz_fail_nomem(err, "calibration data");
+    mz_rng rng = mz_rng_make(1, 6);
+    int64_t row = 0;
+    for (int64_t p = 0; p < pairs; p++) /* of those left, as many as rows are left */
+        position[p] =
+            mz_rng_below(&rng, (uint64_t)(pairs - p)) < (uint64_t)(s->rows - row) ? row++ : -1;
+    mz_code code = calibrate_scratch(c, bytes, err);
+    if (code == MZ_OK &&
+        (mz_kernels_copy(c->kernels, 0, MZ_COPY_IN, c->scratch, position, bytes) != MZ_K_OK ||
+         mz_kernels_sync(c->kernels, 0) != MZ_K_OK))
+        code = calibrate_failed(c, "sums of tokens", err);
+    free(position);
+    return code;
+}
+
+static mz_code sample_combine_some(calibration *c, int64_t rows, int64_t cols, mz_err *err) {
+    const row_sizes s = {rows, cols, rows};
+    const int64_t bytes = rows * cols * VALUE;
+    double seconds = 0;
+    if (bytes > c->options.pool_bytes / 2)
+        return MZ_OK;
+    mz_code code = set_positions(c, &s, err);
+    if (code == MZ_OK)
+        code = calibrate_time(c, NULL, run_combine_some, &s, bytes, bytes, &seconds, err);
+    if (code == MZ_OK)
+        calibrate_add(c, MZ_WORK_COMBINE, (double)rows, (double)cols,
+                      mz_work_bytes(MZ_WORK_COMBINE, rows, cols, s.tokens), seconds);
+    return code;
+}
+
+/* Bytes of a value: in the pools, and of scratch. */
+typedef struct length_kind {
+    mz_work work;
+    calibrate_run run;
+    int64_t in, out, scratch;
+    int calls; /* of the kernel in a run */
+} length_kind;
+
+static const length_kind length_kinds[] = {
+    {MZ_WORK_CONVERT, run_convert, 0, VALUE, 4, 2},
+    {MZ_WORK_ADD, run_add, VALUE, VALUE, 0, 1},
+    {MZ_WORK_ZERO, run_zero, 0, 1, 0, 1},
+};
+enum { LENGTH_KINDS = sizeof length_kinds / sizeof length_kinds[0] };
+
+static mz_code sample_lengths(calibration *c, const length_kind *kind, mz_err *err) {
+    mz_code code = calibrate_begin(c, kind->work, SAMPLES_MOST, err);
     for (const int64_t *n = lengths; code == MZ_OK && *n; n++) {
-        const row_sizes s = {1, *n};
+        const row_sizes s = {1, *n, 0};
         double seconds = 0;
-        if ((in + out) * *n > c->options.pool_bytes)
+        if ((kind->in + kind->out + kind->scratch) * *n > c->options.pool_bytes)
             break;
-        code = calibrate_time(c, NULL, run, &s, in * *n, out * *n, &seconds, err);
+        code = calibrate_scratch(c, (size_t)(kind->scratch * *n), err);
         if (code == MZ_OK)
-            calibrate_add(c, work, 1, (double)*n, mz_work_bytes(work, 1, *n, 0), seconds);
+            code = calibrate_time(c, NULL, kind->run, &s, kind->in * *n, kind->out * *n, &seconds,
+                                  err);
+        if (code == MZ_OK)
+            calibrate_add(c, kind->work, 1, (double)*n, mz_work_bytes(kind->work, 1, *n, 0),
+                          seconds / kind->calls);
     }
     return code;
 }
@@ -257,13 +332,14 @@ mz_code calibrate_rows(calibration *c, mz_err *err) {
         code = calibrate_begin(c, kind->work, SAMPLES_MOST, err);
         for (const int64_t *cols = kind->cols; code == MZ_OK && *cols; cols++)
             for (const int64_t *rows = row_counts; code == MZ_OK && *rows; rows++)
-                code = sample_rows(c, kind, (row_sizes){*rows, *cols}, err);
+                code = sample_rows(c, kind, (row_sizes){*rows, *cols, 0}, err);
     }
-    if (code == MZ_OK)
-        code = sample_lengths(c, MZ_WORK_CONVERT, run_convert, 4, 2, err);
-    if (code == MZ_OK)
-        code = sample_lengths(c, MZ_WORK_ADD, run_add, 2, 2, err);
-    return code == MZ_OK ? sample_lengths(c, MZ_WORK_ZERO, run_zero, 0, 1, err) : code;
+    for (const int64_t *cols = widths; code == MZ_OK && *cols; cols++)
+        for (const int64_t *rows = row_counts; code == MZ_OK && *rows; rows++)
+            code = sample_combine_some(c, *rows, *cols, err);
+    for (int i = 0; code == MZ_OK && i < LENGTH_KINDS; i++)
+        code = sample_lengths(c, &length_kinds[i], err);
+    return code;
 }
 
 /* ---- copies between ranks of one process --------------------------------------------------------

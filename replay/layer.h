@@ -100,7 +100,6 @@ struct engine_rank {
     mz_buffer *held;              /* [layers][LAYER_HELD] */
     mz_buffer now[LAYER_BUFFERS]; /* from LAYER_HELD on */
     int64_t tokens, pairs;        /* of the call at hand */
-    int64_t first_pair;           /* in call->pairs */
     int64_t *list_begin;          /* [E+1] list by expert: pairs not dropped */
 };
 
@@ -145,10 +144,9 @@ static inline struct engine_rank *layer_rank(const layer_call *c, int32_t rank) 
 /* The buffer of a local rank; of a rank elsewhere nothing. */
 mz_buffer *layer_buffer_of(const layer_call *c, int32_t rank, layer_buffer b);
 void *layer_memory(const layer_call *c, int32_t rank, layer_buffer b);
-/* Row `row` of `bytes` each; NULL where the rank is elsewhere. */
-void *layer_row(const layer_call *c, int32_t rank, layer_buffer b, int64_t row, int64_t bytes);
 mz_code layer_take(const layer_call *c, int32_t rank, layer_buffer b, int64_t bytes);
 void layer_give(const layer_call *c, int32_t rank, layer_buffer b);
+void layer_give_each(const layer_call *c, layer_buffer b);
 /* Takes the buffer and fills it from the host. */
 mz_code layer_put(const layer_call *c, int32_t rank, layer_buffer b, const void *data,
                   int64_t bytes);
@@ -175,7 +173,6 @@ typedef mz_code (*layer_part)(const layer_call *c, int32_t rank);
 mz_code layer_each(const layer_call *c, mz_phase phase, layer_part part);
 /* The same outside the clock. */
 mz_code layer_each_untimed(const layer_call *c, layer_part part);
-void layer_give_each(const layer_call *c, layer_buffer b);
 
 /* ---- layer_pairs.c: rows made from data.c, pairs by expert, send order
  * ----------------------------- */

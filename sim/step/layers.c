@@ -14,7 +14,10 @@
 #include <math.h>
 #include <string.h>
 
-enum { VALUE_BYTES = 2 }; /* bf16 rows, weights, gradients */
+enum {
+    VALUE_BYTES = 2, /* bf16 rows, weights, gradients */
+    NORM_VALUES = 2  /* an fp32 norm is as wide as so many of them */
+};
 
 /* ---- create, begin -----------------------------------------------------------------------------
  */
@@ -274,7 +277,7 @@ static void combine_rows(mz_step *s, const step_at *at, int32_t r, int64_t rows,
     const int64_t tokens = tokens_of(s, at, r);
     layers_burst b = layers_burst_of(s, r, phase, at->layer);
     if (phase == MZ_PHASE_UNPACK && at->call->lossy && s->traits.score_combine_bytes > 0)
-        layers_add(&b, MZ_WORK_PACK, at->work[r].pairs, 1, 0); /* norms, by pair */
+        layers_add(&b, MZ_WORK_PACK, at->work[r].pairs, NORM_VALUES, 0); /* norms, by pair */
     if (tokens > 0)
         layers_add(&b, MZ_WORK_COMBINE, rows, s->model->hidden, tokens);
     layers_end(&b);

@@ -116,7 +116,7 @@ static mz_kstatus pack_rows(mz_kernels *k, mz_kstream stream, const mz_pack *a) 
 }
 
 static mz_kstatus unpack_rows(mz_kernels *k, mz_kstream stream, const mz_unpack *a) {
-    ran(k, MZ_WORK_PACK, a->pairs, a->hidden, 0);
+    ran(k, MZ_WORK_PACK, a->pairs, a->hidden * (a->type == MZ_F32 ? 2 : 1), 0);
     return of(k)->real->unpack_rows(k, stream, a);
 }
 
