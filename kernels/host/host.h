@@ -38,7 +38,7 @@ typedef struct mz_row_sum {          /* to = from + sum over k of factor[k] row[
     void *to;
     const void *from;       /* may be `to`; NULL: 0 */
     const void *const *row; /* [rows] */
-    const float *factor;    /* [rows] */
+    const float *factor;    /* [rows]; a NaN is NAN: bf16 keep an upper half */
     int64_t rows;
     const void *const *next; /* [next_rows] that will be read after these */
     int64_t next_rows, n;

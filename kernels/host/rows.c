@@ -191,7 +191,8 @@ static void gather(const mz_combine *a, int64_t col, gathered *g) {
         if (position < 0)
             continue;
         g->row[g->rows] = row_at(a->row, a->type, position * a->hidden + col, 1);
-        g->factor[g->rows++] = a->scale ? a->scale[g->pair] : 1;
+        const float factor = a->scale ? a->scale[g->pair] : 1;
+        g->factor[g->rows++] = factor == factor ? factor : NAN;
     }
 }
 

@@ -79,6 +79,14 @@ INLINE void fetch(const void *row, int64_t at) {
     __builtin_prefetch((const void *)((uintptr_t)row + (uintptr_t)at));
 }
 
+/* Columns [i, i + 32) of the row that begins `ahead` bytes further on. */
+INLINE void fetch32(mz_dtype type, const void *row, int64_t ahead, int64_t i) {
+    const int64_t at = ahead + i * (type == MZ_BF16 ? 2 : 4);
+    fetch(row, at);
+    if (type == MZ_F32)
+        fetch(row, at + LINE);
+}
+
 /* Streaming writes whole lines. */
 INLINE mz_way way_of(const void *to, size_t bytes, bool stream) {
 #if defined(__AVX2__)
@@ -147,34 +155,39 @@ static void scale(mz_dtype type, void *to, const void *from, const void *next, f
 /* ---- combining rows -----------------------------------------------------------------------------
  */
 
-/* Columns [i, i + n), n <= 16. A sum of bf16 rows that waits in fp32 has them by place, all
- * 16 of them. */
-INLINE void combine16(const mz_row_sum *r, mz_dtype type, int64_t i, int64_t n, mz_way way) {
-    sums sum = {0};
-    if (r->from)
-        sum = load16(r->from_type, r->from, i, r->from_type == type ? n : SUMS);
-    for (int64_t k = 0; k < r->rows; k++) {
-        const sums v = load16(type, r->row[k], i, n);
-        for (int s = 0; s < PER_SUM; s++)
-            sum.part[s] += v.part[s] * factor_of(r->factor[k]);
-    }
-    if (r->to_type == MZ_BF16)
-        store16(MZ_BF16, r->to, i, round16(MZ_BF16, sum), n, way);
-    else
-        store16(MZ_F32, r->to, i, sum, type == MZ_F32 ? n : SUMS, way);
+/* Columns [i, i + n), n <= 32, 16 at a time. A sum of bf16 rows that waits in fp32 has them by
+ * place, all 16 of them. */
+INLINE void combine32(const mz_row_sum *r, mz_dtype type, int64_t i, int64_t n, mz_way way) {
+    const int64_t some[2] = {n < SUMS ? n : SUMS, n < SUMS ? 0 : n - SUMS};
+    sums sum[2] = {0};
+    for (int g = 0; g < 2; g++)
+        if (r->from && some[g] > 0)
+            sum[g] =
+                load16(r->from_type, r->from, i + g * SUMS, r->from_type == type ? some[g] : SUMS);
+    for (int64_t k = 0; k < r->rows; k++)
+        for (int g = 0; g < 2; g++) {
+            if (some[g] == 0)
+                continue;
+            const sums v = load16(type, r->row[k], i + g * SUMS, some[g]);
+            for (int s = 0; s < PER_SUM; s++)
+                sum[g].part[s] += v.part[s] * r->factor[k];
+        }
+    for (int g = 0; g < 2; g++)
+        if (some[g] > 0 && r->to_type == MZ_BF16)
+            store16(MZ_BF16, r->to, i + g * SUMS, round16(MZ_BF16, sum[g]), some[g], way);
+        else if (some[g] > 0)
+            store16(MZ_F32, r->to, i + g * SUMS, sum[g], type == MZ_F32 ? some[g] : SUMS, way);
 }
 
 INLINE void combine_of(const mz_row_sum *r, mz_dtype type, mz_way way) {
-    const int64_t size = type == MZ_BF16 ? 2 : 4;
     int64_t i = 0;
     for (; i + 2 * SUMS <= r->n; i += 2 * SUMS) {
         for (int64_t k = 0; k < r->next_rows; k++)
-            fetch(r->next[k], i * size);
-        combine16(r, type, i, SUMS, way);
-        combine16(r, type, i + SUMS, SUMS, way);
+            fetch32(type, r->next[k], 0, i);
+        combine32(r, type, i, 2 * SUMS, way);
     }
-    for (; i < r->n; i += SUMS)
-        combine16(r, type, i, r->n - i < SUMS ? r->n - i : SUMS, CACHED);
+    if (i < r->n)
+        combine32(r, type, i, r->n - i, CACHED);
 }
 
 static void combine(const mz_row_sum *r) {
@@ -191,14 +204,6 @@ static void combine(const mz_row_sum *r) {
 
 /* ---- SwiGLU -------------------------------------------------------------------------------------
  */
-
-/* Columns [i, i + 32) of the row that begins `ahead` bytes further on. */
-INLINE void fetch32(mz_dtype type, const void *row, int64_t ahead, int64_t i) {
-    const int64_t at = ahead + i * (type == MZ_BF16 ? 2 : 4);
-    fetch(row, at);
-    if (type == MZ_F32)
-        fetch(row, at + LINE);
-}
 
 /* Columns that are done at once: what a loop leaves to the next fits the first-level cache. */
 enum { PIECE = 1024 };
