@@ -20,7 +20,12 @@
 /* WAVE_BYTES: what sweep 2 of a wave reads again should still be in a last-level cache. */
 enum { BLOCK_VALUES = 1 << 16, BLOCKS_MOST = 32, WAVE_MOST = 16, WAVE_BYTES = 8 << 20 };
 
-typedef struct updating {
+typedef struct wave {
+    int64_t first, n; /* matrices */
+} wave;
+
+typedef struct updating updating;
+struct updating {
     const mz_update *args;
     const mz_update_simd *simd;
     float scale;
@@ -28,17 +33,22 @@ typedef struct updating {
     mz_random random; /* of the tensor at this step; threads take copies */
     /* factored: blocks of rows per matrix; others: blocks of values */
     int64_t blocks, block;
-    int64_t first;     /* matrix of the wave */
-    bool by_place;     /* see mz_update_row */
-    int64_t width;     /* of what stands by column below: cols, or whole groups of 16 */
-    float *part;       /* [wave][blocks][2][width]: columns' g^2, columns' weighted squares */
-    float *line;       /* [threads][width] */
-    float *bound;      /* [wave]: mz_row_bound of this step */
-    float *mean;       /* [wave]: M */
-    float *col_factor; /* [wave][width]: sqrt(b_j) */
-    float *sum;        /* [matrices] or [matrices][blocks]: sums of u^2, before the correction */
-    float clip;        /* clip_tensor: of all matrices */
-} updating;
+    /* Sweep 1 of one block of a wave's matrices, sweep 2 of a block of the wave before it: in one
+     * run of the pool, so that threads seldom wait for each other. */
+    void (*gather)(updating *u, int64_t matrix, int64_t block, int32_t thread);
+    void (*write)(const updating *u, int64_t matrix, int64_t block);
+    wave gathering, writing;
+    int32_t left[WAVE_MOST]; /* atomic: blocks of the wave's matrices that sweep 1 has not done */
+    bool by_place;           /* see mz_update_row */
+    int64_t width;           /* of what stands by column below: cols, or whole groups of 16 */
+    float *part;             /* [wave][blocks][2][width]: columns' g^2, columns' weighted squares */
+    float *line;             /* [threads][width] */
+    float *bound;            /* [matrices]: mz_row_bound of this step */
+    float *mean;             /* [matrices]: M */
+    float *col_factor;       /* [matrices][width]: sqrt(b_j) */
+    float *sum; /* [matrices] or [matrices][blocks]: sums of u^2, before the correction */
+    float clip; /* clip_tensor: of all matrices */
+};
 
 static const void *gradient_at(const mz_update *a, int64_t element) {
     return (const char *)a->gradient + element * (a->gradient_type == MZ_BF16 ? 2 : 4);
@@ -77,8 +87,9 @@ static float clip_of(const updating *u, double sum, double values) {
 /* ---- factored -----------------------------------------------------------------------------------
  */
 
-static float *part_of(const updating *u, int64_t wave, int64_t block, int which) {
-    return u->part + ((wave * u->blocks + block) * 2 + which) * u->width;
+static float *part_of(const updating *u, int64_t matrix, int64_t block, int which) {
+    const int64_t place = matrix - u->gathering.first;
+    return u->part + ((place * u->blocks + block) * 2 + which) * u->width;
 }
 
 static int64_t place_of(const updating *u, int64_t col) {
@@ -101,12 +112,9 @@ static float row_mean(const updating *u, int64_t matrix) {
     return mean > u->rates.mean_least ? mean : u->rates.mean_least;
 }
 
-static void factored_statistics(void *argument, int64_t p, int32_t thread) {
-    const updating *u = argument;
+static void factored_statistics(const updating *u, int64_t matrix, int64_t block, float *square) {
     const mz_update *a = u->args;
-    const int64_t wave = p / u->blocks, block = p % u->blocks, matrix = u->first + wave;
-    float *col = part_of(u, wave, block, 0), *weighted = part_of(u, wave, block, 1);
-    float *square = u->line + thread * u->width;
+    float *col = part_of(u, matrix, block, 0), *weighted = part_of(u, matrix, block, 1);
     memset(col, 0, sizeof *col * (size_t)u->width);
     memset(weighted, 0, sizeof *weighted * (size_t)u->width);
     for (int64_t i = block * u->block; i < block_end(u, block); i++) {
@@ -114,33 +122,33 @@ static void factored_statistics(void *argument, int64_t p, int32_t thread) {
         const float g2 = u->simd->statistics(&row, square, col);
         float *factor = &a->row[matrix * a->rows + i];
         *factor = *factor * u->rates.beta2 + (g2 / (float)a->cols) * (1 - u->rates.beta2);
-        if (*factor >= u->bound[wave])
+        if (*factor >= u->bound[matrix])
             u->simd->weigh(weighted, square, 1 / *factor, u->width);
     }
 }
 
 /* Below half its floor, what a row has added may be many times what it should have. */
-static bool hides_others(const updating *u, int64_t wave) {
-    const float *row = u->args->row + (u->first + wave) * u->args->rows;
-    const float half = 0.5f * u->rates.least * u->mean[wave];
+static bool hides_others(const updating *u, int64_t matrix) {
+    const float *row = u->args->row + matrix * u->args->rows;
+    const float half = 0.5f * u->rates.least * u->mean[matrix];
     for (int64_t i = 0; i < u->args->rows; i++)
-        if (row[i] >= u->bound[wave] && row[i] < half)
+        if (row[i] >= u->bound[matrix] && row[i] < half)
             return true;
     return false;
 }
 
 /* Terms of rows below the floor with the factor they really get; where they hide the others, those
  * of all rows. */
-static void mend_floored(const updating *u, int64_t wave, float *weighted, float *square) {
+static void mend_floored(const updating *u, int64_t matrix, float *weighted, float *square) {
     const mz_update *a = u->args;
-    const int64_t first = (u->first + wave) * a->rows;
-    const float mean = u->mean[wave];
-    const bool again = hides_others(u, wave);
+    const int64_t first = matrix * a->rows;
+    const float mean = u->mean[matrix];
+    const bool again = hides_others(u, matrix);
     if (again)
         memset(weighted, 0, sizeof *weighted * (size_t)u->width);
     for (int64_t i = 0; i < a->rows; i++) {
         const float r = a->row[first + i];
-        const bool counted = !again && r >= u->bound[wave];
+        const bool counted = !again && r >= u->bound[matrix];
         if (counted && r / mean >= u->rates.least)
             continue;
         const float bounded = r / mean > u->rates.least ? r / mean : u->rates.least;
@@ -158,46 +166,48 @@ static float inverse_root(float x, float least) {
 }
 
 /* What sweep 2 needs of a matrix besides the rows' factors. */
-static void factored_factors(void *argument, int64_t wave, int32_t thread) {
-    (void)thread;
-    const updating *u = argument;
+static void factored_factors(const updating *u, int64_t matrix) {
     const int64_t cols = u->args->cols;
-    const float *c = u->args->col + (u->first + wave) * cols;
-    float *factor = u->col_factor + wave * u->width;
-    u->mean[wave] = row_mean(u, u->first + wave);
+    const float *c = u->args->col + matrix * cols;
+    float *factor = u->col_factor + matrix * u->width;
+    u->mean[matrix] = row_mean(u, matrix);
     memset(factor, 0, sizeof *factor * (size_t)u->width);
     for (int64_t j = 0; j < cols; j++)
         factor[place_of(u, j)] = inverse_root(c[j], u->rates.least);
 }
 
 /* Sums the blocks, moves C on, and leaves the matrix's sum of u^2. */
-static void factored_matrix(void *argument, int64_t wave, int32_t thread) {
-    const updating *u = argument;
+static void factored_matrix(const updating *u, int64_t matrix, float *square) {
     const mz_update *a = u->args;
-    const int64_t matrix = u->first + wave;
-    float *col = part_of(u, wave, 0, 0), *weighted = part_of(u, wave, 0, 1);
+    float *col = part_of(u, matrix, 0, 0), *weighted = part_of(u, matrix, 0, 1);
     for (int64_t b = 1; b < u->blocks; b++) {
-        u->simd->weigh(col, part_of(u, wave, b, 0), 1, u->width);
-        u->simd->weigh(weighted, part_of(u, wave, b, 1), 1, u->width);
+        u->simd->weigh(col, part_of(u, matrix, b, 0), 1, u->width);
+        u->simd->weigh(weighted, part_of(u, matrix, b, 1), 1, u->width);
     }
     float *c = a->col + matrix * a->cols;
     for (int64_t j = 0; j < a->cols; j++)
         c[j] =
             c[j] * u->rates.beta2 + (col[place_of(u, j)] / (float)a->rows) * (1 - u->rates.beta2);
-    factored_factors(argument, wave, thread);
-    const float mean = u->mean[wave], *factor = u->col_factor + wave * u->width;
-    mend_floored(u, wave, weighted, u->line + thread * u->width);
+    factored_factors(u, matrix);
+    const float mean = u->mean[matrix], *factor = u->col_factor + matrix * u->width;
+    mend_floored(u, matrix, weighted, square);
     double sum = 0;
     for (int64_t j = 0; j < u->width; j++)
         sum += (double)(weighted[j] * mean * factor[j]) * factor[j];
     u->sum[matrix] = (float)sum;
 }
 
-static void factored_write(void *argument, int64_t p, int32_t thread) {
-    (void)thread;
-    const updating *u = argument;
+/* Whoever does the last block of a matrix finishes it. */
+static void factored_gather(updating *u, int64_t matrix, int64_t block, int32_t thread) {
+    float *square = u->line + thread * u->width;
+    factored_statistics(u, matrix, block, square);
+    int32_t *left = &u->left[matrix - u->gathering.first];
+    if (__atomic_sub_fetch(left, 1, __ATOMIC_ACQ_REL) == 0)
+        factored_matrix(u, matrix, square);
+}
+
+static void factored_write(const updating *u, int64_t matrix, int64_t block) {
     const mz_update *a = u->args;
-    const int64_t wave = p / u->blocks, block = p % u->blocks, matrix = u->first + wave;
     const float clip =
         a->clip_tensor ? u->clip : clip_of(u, u->sum[matrix], (double)a->rows * (double)a->cols);
     mz_random random = u->random;
@@ -205,8 +215,8 @@ static void factored_write(void *argument, int64_t p, int32_t thread) {
         const int64_t at = matrix * a->rows + i;
         mz_update_row row = row_of(u, at * a->cols, a->cols);
         row.random = &random;
-        row.rate *= clip * inverse_root(a->row[at] / u->mean[wave], u->rates.least);
-        u->simd->apply_factored(&row, u->col_factor + wave * u->width);
+        row.rate *= clip * inverse_root(a->row[at] / u->mean[matrix], u->rates.least);
+        u->simd->apply_factored(&row, u->col_factor + matrix * u->width);
     }
 }
 
@@ -217,13 +227,8 @@ static int64_t wave_most(const mz_update *a) {
                           (mz_keeps_factors(a) ? 0 : 4);
     const int64_t bytes = value * a->rows * a->cols;
     const int64_t fit = bytes > 0 ? WAVE_BYTES / bytes : WAVE_MOST;
-    const int64_t wave = fit < 1 ? 1 : fit < WAVE_MOST ? fit : WAVE_MOST;
-    return wave < a->matrices ? wave : a->matrices;
-}
-
-static int64_t wave_of(const mz_update *a, int64_t first) {
-    const int64_t most = wave_most(a);
-    return a->matrices - first < most ? a->matrices - first : most;
+    const int64_t most = fit < 1 ? 1 : fit < WAVE_MOST ? fit : WAVE_MOST;
+    return most < a->matrices ? most : a->matrices;
 }
 
 static double sum_of_all(const float *sum, int64_t n) {
@@ -233,53 +238,65 @@ static double sum_of_all(const float *sum, int64_t n) {
     return all;
 }
 
-static void update_factored(mz_pool *pool, updating *u) {
+/* Sums of u^2 that a matrix has. */
+static int64_t sums_each(const updating *u) {
+    return mz_keeps_factors(u->args) ? 1 : u->blocks;
+}
+
+static void sweep_block(void *argument, int64_t p, int32_t thread) {
+    updating *u = argument;
+    const int64_t place = p / u->blocks, block = p % u->blocks;
+    if (place < u->writing.n)
+        u->write(u, u->writing.first + place, block);
+    else
+        u->gather(u, u->gathering.first + place - u->writing.n, block, thread);
+}
+
+static void start_wave(updating *u, int64_t first) {
+    const int64_t most = wave_most(u->args), left = u->args->matrices - first;
+    u->gathering = (wave){first, left < most ? left : most};
+    for (int64_t i = 0; mz_keeps_factors(u->args) && i < u->gathering.n; i++) {
+        u->left[i] = (int32_t)u->blocks;
+        u->bound[first + i] = mz_row_bound(u->rates, row_mean(u, first + i));
+    }
+}
+
+/* The clip of the tensor wants all sums before the first write. */
+static void two_sweeps(mz_pool *pool, updating *u) {
     const mz_update *a = u->args;
-    for (u->first = 0; u->first < a->matrices; u->first += wave_most(a)) {
-        const int64_t wave = wave_of(a, u->first);
-        for (int64_t w = 0; w < wave; w++)
-            u->bound[w] = mz_row_bound(u->rates, row_mean(u, u->first + w));
-        mz_pool_run(pool, factored_statistics, u, wave * u->blocks);
-        mz_pool_run(pool, factored_matrix, u, wave);
+    for (int64_t first = 0; first < a->matrices; first += u->gathering.n) {
+        start_wave(u, first);
+        mz_pool_run(pool, sweep_block, u, (u->writing.n + u->gathering.n) * u->blocks);
         if (!a->clip_tensor)
-            mz_pool_run(pool, factored_write, u, wave * u->blocks);
+            u->writing = u->gathering;
     }
-    if (!a->clip_tensor)
-        return;
-    u->clip = clip_of(u, sum_of_all(u->sum, a->matrices),
-                      (double)a->matrices * (double)a->rows * (double)a->cols);
-    for (u->first = 0; u->first < a->matrices; u->first += wave_most(a)) {
-        const int64_t wave = wave_of(a, u->first);
-        mz_pool_run(pool, factored_factors, u, wave);
-        mz_pool_run(pool, factored_write, u, wave * u->blocks);
+    if (a->clip_tensor) {
+        u->clip = clip_of(u, sum_of_all(u->sum, a->matrices * sums_each(u)),
+                          (double)a->matrices * (double)a->rows * (double)a->cols);
+        u->writing = (wave){0, a->matrices};
     }
+    u->gathering.n = 0;
+    mz_pool_run(pool, sweep_block, u, u->writing.n * u->blocks);
 }
 
 /* ---- value by value -----------------------------------------------------------------------------
  */
 
-/* Block p of the wave; *matrix is its matrix. */
-static mz_update_row values_of(const updating *u, int64_t p, int64_t *matrix) {
-    const int64_t values = u->args->rows * u->args->cols, first = p % u->blocks * u->block;
-    *matrix = u->first + p / u->blocks;
+static mz_update_row values_of(const updating *u, int64_t matrix, int64_t block) {
+    const int64_t values = u->args->rows * u->args->cols, first = block * u->block;
     const int64_t n = values - first < u->block ? values - first : u->block;
-    return row_of(u, *matrix * values + first, n > 0 ? n : 0);
+    return row_of(u, matrix * values + first, n > 0 ? n : 0);
 }
 
-static void full_statistics(void *argument, int64_t p, int32_t thread) {
+static void full_gather(updating *u, int64_t matrix, int64_t block, int32_t thread) {
     (void)thread;
-    const updating *u = argument;
-    int64_t matrix;
-    const mz_update_row row = values_of(u, p, &matrix);
-    u->sum[u->first * u->blocks + p] = u->simd->statistics_full(&row);
+    const mz_update_row row = values_of(u, matrix, block);
+    u->sum[matrix * u->blocks + block] = u->simd->statistics_full(&row);
 }
 
-static void full_write(void *argument, int64_t p, int32_t thread) {
-    (void)thread;
-    const updating *u = argument;
-    int64_t matrix;
+static void full_write(const updating *u, int64_t matrix, int64_t block) {
     mz_random random = u->random;
-    mz_update_row row = values_of(u, p, &matrix);
+    mz_update_row row = values_of(u, matrix, block);
     row.random = &random;
     row.rate *= u->args->clip_tensor
                     ? u->clip
@@ -288,27 +305,11 @@ static void full_write(void *argument, int64_t p, int32_t thread) {
     u->simd->apply_full(&row);
 }
 
-/* The clip of the tensor wants all sums before the first write: one wave. */
-static void update_full(mz_pool *pool, updating *u) {
-    const mz_update *a = u->args;
-    const int64_t most = a->clip_tensor ? a->matrices : wave_most(a);
-    for (u->first = 0; u->first < a->matrices; u->first += most) {
-        const int64_t left = a->matrices - u->first;
-        const int64_t parts = (left < most ? left : most) * u->blocks;
-        mz_pool_run(pool, full_statistics, u, parts);
-        if (a->clip_tensor)
-            u->clip = clip_of(u, sum_of_all(u->sum, parts),
-                              (double)a->matrices * (double)a->rows * (double)a->cols);
-        mz_pool_run(pool, full_write, u, parts);
-    }
-}
-
 static void adamw_values(void *argument, int64_t p, int32_t thread) {
     (void)thread;
     const updating *u = argument;
-    int64_t matrix;
     mz_random random = u->random;
-    mz_update_row row = values_of(u, p, &matrix);
+    mz_update_row row = values_of(u, p / u->blocks, p % u->blocks);
     row.random = &random;
     u->simd->adamw(&row, u->rates.floor);
 }
@@ -316,9 +317,8 @@ static void adamw_values(void *argument, int64_t p, int32_t thread) {
 static void lion_values(void *argument, int64_t p, int32_t thread) {
     (void)thread;
     const updating *u = argument;
-    int64_t matrix;
     mz_random random = u->random;
-    mz_update_row row = values_of(u, p, &matrix);
+    mz_update_row row = values_of(u, p / u->blocks, p % u->blocks);
     row.random = &random;
     u->simd->lion(&row);
 }
@@ -467,10 +467,6 @@ static mz_kstatus update_muon(mz_kernels *k, const updating *u, float *scratch) 
 /* ---- the step -----------------------------------------------------------------------------------
  */
 
-static int64_t sums_of(const updating *u) {
-    return u->args->matrices * (mz_keeps_factors(u->args) ? 1 : u->blocks);
-}
-
 size_t mz_host_update_workspace(const mz_kernels *k, const mz_update *a) {
     updating u = {.args = a};
     set_blocks(&u);
@@ -478,10 +474,11 @@ size_t mz_host_update_workspace(const mz_kernels *k, const mz_update *a) {
         return sizeof(float) * (size_t)muon_floats(a);
     if (a->kind == MZ_UPDATE_ADAMW || a->kind == MZ_UPDATE_LION)
         return 0;
-    int64_t floats = sums_of(&u);
+    int64_t floats = a->matrices * sums_each(&u);
     if (mz_keeps_factors(a)) {
-        const int64_t wave = wave_most(a), threads = mz_pool_threads(mz_host_of(k)->pool);
-        floats += (wave * (2 * u.blocks + 1) + threads) * u.width + 2 * wave;
+        const int64_t threads = mz_pool_threads(mz_host_of(k)->pool);
+        floats += (wave_most(a) * 2 * u.blocks + threads + a->matrices) * u.width;
+        floats += 2 * a->matrices;
     }
     return sizeof(float) * (size_t)floats;
 }
@@ -504,15 +501,15 @@ mz_kstatus mz_host_update_step(mz_kernels *k, mz_kstream stream, const mz_update
         return MZ_K_OK;
     }
     u.sum = workspace;
-    if (!mz_keeps_factors(a)) {
-        update_full(host->pool, &u);
-        return MZ_K_OK;
+    u.gather = mz_keeps_factors(a) ? factored_gather : full_gather;
+    u.write = mz_keeps_factors(a) ? factored_write : full_write;
+    if (mz_keeps_factors(a)) {
+        u.line = u.sum + a->matrices;
+        u.col_factor = u.line + mz_pool_threads(host->pool) * u.width;
+        u.part = u.col_factor + a->matrices * u.width;
+        u.mean = u.part + wave_most(a) * u.blocks * 2 * u.width;
+        u.bound = u.mean + a->matrices;
     }
-    u.line = u.sum + sums_of(&u);
-    u.col_factor = u.line + mz_pool_threads(host->pool) * u.width;
-    u.part = u.col_factor + wave_most(a) * u.width;
-    u.mean = u.part + wave_most(a) * u.blocks * 2 * u.width;
-    u.bound = u.mean + wave_most(a);
-    update_factored(host->pool, &u);
+    two_sweeps(host->pool, &u);
     return MZ_K_OK;
 }
