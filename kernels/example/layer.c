@@ -7,12 +7,14 @@
 #include <mizan/kernels.h>
 
 #include <math.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 
 enum { T = 50, H = 24, I = 12, E = 6, K = 2, P = T * K, QUOTA = 9 };
 
 static mz_kernels *kernels;
+static bool failed; /* a call, or a comparison; what follows works on zeros, and main says so */
 
 /* What the library computes. On the host, context memory is any memory. Arrays are by pair (the
  * number of a token's choice, token * K + i) or by row (a place in a buffer grouped by expert). */
@@ -30,10 +32,9 @@ static float dw_up[E][2 * I][H], dw_down[E][H][I], dweight[P], dlogits[T][E];
 static float state_row[E][2 * I], state_col[E][H];
 
 static void must(mz_kstatus status) {
-    if (status != MZ_K_OK) {
+    if (status != MZ_K_OK)
         fprintf(stderr, "layer: %s\n", mz_kernels_error(kernels));
-        exit(1);
-    }
+    failed = failed || status != MZ_K_OK;
 }
 
 static void *scratch(size_t bytes) {
@@ -234,10 +235,9 @@ static void near(const char *what, const float *got, const double *want, int n) 
         off = fmax(off, fabs(got[i] - want[i]));
     }
     worst = fmax(worst, off / size);
-    if (!(off <= 1e-5 * size)) {
+    if (!(off <= 1e-5 * size))
         fprintf(stderr, "layer: %s is off by %g of %g\n", what, off, size);
-        exit(1);
-    }
+    failed = failed || !(off <= 1e-5 * size);
 }
 
 static void plain_route(plain *p) {
@@ -373,7 +373,7 @@ int main(void) {
     for (int i = 0; i < P; i++)
         if (expert[i] != p.expert[i] || keep[i] != p.keep[i]) {
             fprintf(stderr, "layer: pair %d differs\n", i);
-            return 1;
+            failed = true;
         }
     near("weight", weight, p.weight, P);
     near("y", &y[0][0], &p.y[0][0], T * H);
@@ -389,8 +389,9 @@ int main(void) {
         plain_step(&before[e][0][0], &dw_up[e][0][0], &after[e][0][0]);
     step();
     near("parameter", &w_up[0][0][0], &after[0][0][0], E * 2 * I * H);
-    printf("%s: %d of %d pairs in backward, everything within %.1e of plain loops\n",
-           mz_kernels_describe(kernels), (int)kept_begin[E], P, worst);
+    if (!failed)
+        printf("%s: %d of %d pairs in backward, everything within %.1e of plain loops\n",
+               mz_kernels_describe(kernels), (int)kept_begin[E], P, worst);
     mz_kernels_close(&kernels);
-    return 0;
+    return failed;
 }
