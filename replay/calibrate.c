@@ -2,6 +2,7 @@
 
 #include "common/base/rng.h"
 #include "common/base/stat.h"
+#include "replay/kernel_code.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -79,7 +80,7 @@ mz_code calibrate_sample(calibration *c, calibrate_run bind, calibrate_run run, 
     for (int32_t r = 0; r < c->transport->ranks; r++)
         sum += c->all[r];
     *seconds = sum / c->transport->ranks;
-    return code;
+    return code == MZ_OK ? calibrate_note_lag(c, err) : code;
 }
 
 /* The probes stand among the samples, the one of arithmetic and the one of memory in turn. */
@@ -214,7 +215,8 @@ static mz_code make_lists(calibration *c, mz_err *err) {
 static mz_code prepare(calibration *c, mz_err *err) {
     c->all = MZ_NEW(c->arena, double, c->transport->ranks);
     c->mine = MZ_NEW(c->arena, double, c->transport->end - c->transport->first);
-    if (!c->all || !c->mine)
+    c->stretch = MZ_NEW(c->arena, double, c->transport->processes);
+    if (!c->all || !c->mine || !c->stretch)
         return mz_fail_nomem(err, "calibration");
     if (mz_kernels_alloc(c->kernels, (size_t)c->options.pool_bytes, (void **)&c->inputs) !=
             MZ_K_OK ||
@@ -283,6 +285,7 @@ static void release(calibration *c) {
     mz_probe_free(&c->probe);
     free(c->probed.value);
     free(c->packed.value);
+    free(c->lag.value);
 }
 
 mz_code mz_calibrate(mz_kernels *kernels, mz_transport *transport,

@@ -42,6 +42,8 @@ typedef struct calibration {
     mz_fit beside[CALIBRATE_KINDS - MZ_WORKS];
     mz_probe *probe;
     calibrate_seconds probed, packed; /* of the probe, and of rows from memory to memory, so far */
+    calibrate_seconds lag;            /* of the slowest process, of the mean, stretch by stretch */
+    double *stretch;                  /* [processes] seconds of the samples since the last one */
     int64_t calls;                    /* samples so far */
     double single_call_s;             /* of a product beside its only tile */
 } calibration;
@@ -85,6 +87,9 @@ mz_code calibrate_wire(calibration *c, mz_err *err);
 mz_code calibrate_probe_product(calibration *c, mz_err *err);
 mz_code calibrate_probe_rows(calibration *c, mz_err *err);
 mz_code calibrate_pieces(calibration *c, mz_err *err);
+/* After every sample: how far the slowest process lags behind the mean, over stretches of as much
+ * work as stands between two exchanges of a layer. */
+mz_code calibrate_note_lag(calibration *c, mz_err *err);
 void calibrate_references(calibration *c);
 
 #endif

@@ -8,6 +8,7 @@
 
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 enum { ROWS = 4096, WIDTH = 2048, VALUE = 2, PART = ROWS * WIDTH * VALUE };
 /* Parts in a pool before one comes again: more than a cache holds. */
@@ -52,6 +53,23 @@ mz_code calibrate_probe_rows(calibration *c, mz_err *err) {
     return code == MZ_OK ? keep(&c->packed, seconds, err) : code;
 }
 
+mz_code calibrate_note_lag(calibration *c, mz_err *err) {
+    enum { STRETCH_MS = 30 };
+    const int32_t processes = c->transport->processes, each = c->transport->ranks / processes;
+    double sum = 0, most = 0;
+    if (processes == 1)
+        return MZ_OK;
+    for (int32_t p = 0; p < processes; p++) {
+        c->stretch[p] += c->all[p * each];
+        sum += c->stretch[p];
+        most = fmax(most, c->stretch[p]);
+    }
+    if (sum / processes < 1e-3 * STRETCH_MS)
+        return MZ_OK;
+    memset(c->stretch, 0, sizeof *c->stretch * (size_t)processes);
+    return keep(&c->lag, most * processes / sum - 1, err);
+}
+
 /* As of a sample of seven rounds the fastest and the slowest are left out, so are the fastest and
  * the slowest seventh here. 0: never probed. */
 static double mean_of(const calibrate_seconds *s) {
@@ -63,6 +81,7 @@ void calibrate_references(calibration *c) {
     mz_measured *m = c->measured;
     m->probe_mean_s = mean_of(&c->probed); /* sorts */
     m->rows_mean_s = mean_of(&c->packed);
+    m->uneven = mean_of(&c->lag);
     m->probe_s = c->probed.count > 0 ? c->probed.value[c->probed.count / 2] : 0;
 }
 

@@ -5,6 +5,7 @@
 #include "replay/calibrate.h"
 #include "replay/calibrate_planners.h"
 #include "replay/cmd.h"
+#include "replay/kernel_code.h"
 #include "replay/refresh.h"
 
 #include <errno.h>

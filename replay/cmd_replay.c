@@ -4,6 +4,7 @@
 #include "common/io/json.h"
 #include "common/io/result_file.h"
 #include "replay/cmd.h"
+#include "replay/kernel_code.h"
 #include "replay/run.h"
 #include "sim/model/match.h"
 #include "sim/model/resize.h"

@@ -4,6 +4,7 @@
 #include "common/base/arena.h"
 #include "common/base/log.h"
 #include "replay/data.h"
+#include "replay/kernel_code.h"
 #include "replay/layer.h"
 
 #include <stdlib.h>

@@ -2,7 +2,7 @@
 
 #include "common/base/arena.h"
 #include "common/base/units.h"
-#include "replay/transport.h"
+#include "replay/kernel_code.h"
 #include "sim/memory/memory.h"
 
 #include <stdlib.h>

@@ -2,6 +2,7 @@
 
 #include "common/base/arena.h"
 #include "common/base/log.h"
+#include "replay/kernel_code.h"
 
 #include <stdlib.h>
 

@@ -2,6 +2,7 @@
 
 #include "replay/experts.h"
 #include "replay/inside.h"
+#include "replay/kernel_code.h"
 #include "replay/probe.h"
 #include "replay/steps.h"
 #include "common/base/digest.h"

@@ -109,12 +109,6 @@ int32_t mz_transport_sharing(const mz_transport *transport);
 /* Bytes of memory that is this process's: an equal share of what it and others take from. */
 mz_code mz_transport_room(const mz_transport *transport, double *bytes, mz_err *err);
 
-/* Status of a kernel call as a code: short memory MZ_ENOMEM, no such device or library
- * MZ_EHARDWARE, all else MZ_EINTERNAL. */
-mz_code mz_kstatus_code(mz_kstatus status);
-/* The same; the message is the context's. */
-mz_code mz_kernel_code(const mz_kernels *kernels, mz_kstatus status, mz_err *err);
-
 /* Names of the table, separated by ", ". */
 const char *mz_transport_names(void);
 

@@ -4,6 +4,7 @@
 #include "common/base/rng.h"
 #include "kernels/kernels.h"
 #include "replay/data.h"
+#include "replay/kernel_code.h"
 
 #include <math.h>
 #include <stdlib.h>

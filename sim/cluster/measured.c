@@ -241,6 +241,8 @@ mz_code mz_measured_read(json_t *object, const char *where, mz_arena *arena, mz_
     if (code == MZ_OK)
         code = mz_json_quantity_or(&view, "rows_mean", MZ_UNIT_SECONDS, 0, &m->rows_mean_s, err);
     if (code == MZ_OK)
+        code = mz_json_quantity_or(&view, "uneven", MZ_UNIT_NONE, 0, &m->uneven, err);
+    if (code == MZ_OK)
         code = read_rescaled(&view, &m->rescaled, err);
     if (code == MZ_OK)
         code = read_kinds(&view, arena, m, err);
@@ -301,9 +303,9 @@ json_t *mz_measured_json(const mz_measured *m) {
                            ? json_pack("{s:o,s:f,s:f}", "at", mz_json_text(m->rescaled.at),
                                        "products", m->rescaled.product, "memory", m->rescaled.rows)
                            : NULL;
-    return json_pack("{s:o,s:s,s:s,s:i,s:i,s:f,s:f,s:f,s:f,s:f,s:o*,s:o}", "machine",
+    return json_pack("{s:o,s:s,s:s,s:i,s:i,s:f,s:f,s:f,s:f,s:f,s:f,s:o*,s:o}", "machine",
                      mz_json_text(m->machine), "backend", m->backend, "transport", m->transport,
                      "processes", m->processes, "workers", m->workers, "alone", m->alone, "call",
                      m->call_s, "probe", m->probe_s, "probe_mean", m->probe_mean_s, "rows_mean",
-                     m->rows_mean_s, "rescaled", rescaled, "kinds", kinds);
+                     m->rows_mean_s, "uneven", m->uneven, "rescaled", rescaled, "kinds", kinds);
 }

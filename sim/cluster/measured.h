@@ -52,6 +52,8 @@ typedef struct mz_measured {
     double probe_s; /* replay/probe.h, median while all was measured; 0: not probed */
     double probe_mean_s, rows_mean_s; /* means of it and of rows packed from memory to memory
                                          (replay/calibrate_speed.c); 0: not known */
+    double uneven; /* by how much of the mean the slowest process lags behind it after some 30 ms of
+                      equal work of all; 0: one process, or not known */
     mz_rescaled rescaled;
     mz_fit fit[MZ_WORKS];
     mz_tiling tiling[MZ_WORKS]; /* of products */

@@ -295,6 +295,7 @@ struct mz_step {
     size_t alone_cap;
     mz_ports *ports;     /* one exchange at a time */
     double *clock;       /* [ranks] by device: when it is free */
+    double met;          /* when all devices were last in an exchange */
     int64_t *copy_lanes; /* [ranks] of the exchange being collected, by receiver */
     double *copy_bytes;
     layers_further *further;

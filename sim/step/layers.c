@@ -5,8 +5,9 @@
  * and waits for it before the next. So time is a clock per device. What is enqueued for one rank
  * and phase takes a launch, then its kernels or the launches behind the first, whichever is longer,
  * then the host's synchronisation. An exchange: every rank's messages from ranks of its own process
- * are copied, its own included, by the receiver; then all processes have entered, and the rest
- * travels between devices, one member each. A rank is charged its copies and an equal share of the
+ * are copied, its own included, by the receiver; then all processes have entered - as calibration
+ * found, the slowest is late by a part of the time since they last met - and the rest travels
+ * between devices, one member each. A rank is charged its copies and an equal share of the
  * rest of its process's time in the exchange, waiting included, as the replay charges it. */
 #include "sim/policy/lrmoe.h"
 #include "sim/step/inside.h"
@@ -47,6 +48,13 @@ mz_code layers_begin(mz_step *s, int64_t works, mz_err *err) {
 static void charge(mz_step *s, int32_t rank, mz_phase phase, int32_t layer, double seconds) {
     *step_detail_at(s, layer, rank, phase) += seconds;
     s->clock[s->cluster->topology.device[rank]] += seconds;
+}
+
+static double latest(const mz_step *s) {
+    double time = 0;
+    for (int32_t d = 0; d < s->ranks / s->cluster->ranks_per_device; d++)
+        time = fmax(time, s->clock[d]);
+    return time;
 }
 
 layers_burst layers_burst_of(mz_step *s, int32_t rank, mz_phase phase, int32_t layer) {
@@ -114,6 +122,13 @@ static mz_exchange fold_devices(mz_step *s, int32_t devices) {
                          .rounds = 1};
 }
 
+/* When the last device enters an exchange: the clocks are of mean speeds. */
+static double all_entered(const mz_step *s) {
+    const mz_measured *measured = s->cluster->device.measured;
+    const double ready = latest(s);
+    return ready + (measured ? measured->uneven * (ready - s->met) : 0);
+}
+
 /* Runs the exchange collected: s->copy_*, and s->lane_out by rank. */
 void layers_exchange(mz_step *s, mz_phase phase, int32_t layer) {
     const int32_t each = s->cluster->ranks_per_device, devices = s->ranks / each;
@@ -127,9 +142,8 @@ void layers_exchange(mz_step *s, mz_phase phase, int32_t layer) {
     if (devices == 1)
         return;
     const mz_exchange x = fold_devices(s, devices);
-    double *finish = s->busy, ready = 0; /* busy is filled at the end of the step */
-    for (int32_t d = 0; d < devices; d++)
-        ready = fmax(ready, s->clock[d]);
+    double *finish = s->busy; /* filled at the end of the step */
+    const double ready = all_entered(s);
     mz_ports_clear(s->ports);
     mz_ports_serve(s->ports, &x, 0, finish);
     for (int32_t d = 0; d < devices; d++) {
@@ -137,6 +151,7 @@ void layers_exchange(mz_step *s, mz_phase phase, int32_t layer) {
         for (int32_t r = d * each; r < (d + 1) * each; r++)
             charge(s, r, phase, layer, rest / each);
     }
+    s->met = latest(s);
 }
 
 void layers_no_lanes(mz_step *s) {
@@ -508,13 +523,6 @@ static void update(mz_step *s) {
 /* ---- the step ----------------------------------------------------------------------------------
  */
 
-static double latest(const mz_step *s) {
-    double time = 0;
-    for (int32_t d = 0; d < s->ranks / s->cluster->ranks_per_device; d++)
-        time = fmax(time, s->clock[d]);
-    return time;
-}
-
 /* A rank waits while others of its device run; planning is within that, as a replay has it. */
 static void fill_outcome(mz_step *s, mz_step_outcome *o) {
     o->time_s = latest(s);
@@ -544,7 +552,7 @@ static void fill_outcome(mz_step *s, mz_step_outcome *o) {
 void layers_run(mz_step *s, mz_step_outcome *outcome) {
     memset(s->clock, 0, sizeof *s->clock * (size_t)s->ranks);
     step_clear_detail(s);
-    s->planner_s = 0;
+    s->planner_s = s->met = 0;
     for (int32_t b = 0; b < s->micro_batches; b++) {
         for (int32_t m = 0; m < s->moe; m++) {
             const step_at at = step_at_of(s, b, m, 0);

@@ -1,11 +1,12 @@
 /* Calibration: fits recover what made the samples, and a small run on the host measures every kind
  * there is. */
-#include "replay/calibrate.h"
+#include "replay/calibrate_inside.h"
 #include "sim/model/optimizer.h"
 #include "common/base/rng.h"
 #include "tests/harness.h"
 
 #include <math.h>
+#include <stdlib.h>
 
 static void near(double value, double wanted, double off) {
     if (!(fabs(value - wanted) <= off * fabs(wanted)))
@@ -77,6 +78,26 @@ static bool has_sample(const mz_fit *fit, double cols, double bytes) {
     return false;
 }
 
+/* Two processes of two ranks: 12 + 12 + 12 ms against 10 + 20 + 0 are a stretch of 33 in the mean,
+ * then 30 against 50 one of 40; 1 against 2 are none yet. */
+static void the_slower_process_lags(void **state) {
+    static const double sample[][2] = {{12, 10}, {12, 20}, {12, 0}, {30, 50}, {1, 2}};
+    double all[4], stretch[2] = {0};
+    mz_transport transport = {.ranks = 4, .processes = 2};
+    calibration c = {.transport = &transport, .all = all, .stretch = stretch};
+    mz_err err;
+    for (size_t i = 0; i < sizeof sample / sizeof sample[0]; i++) {
+        for (int r = 0; r < 4; r++)
+            all[r] = 1e-3 * sample[i][r / 2];
+        assert_ok(calibrate_note_lag(&c, &err), &err);
+    }
+    assert_int_equal(c.lag.count, 2);
+    near(c.lag.value[0], 36.0 / 33 - 1, 1e-12);
+    near(c.lag.value[1], 0.25, 1e-12);
+    near(stretch[1], 2e-3, 1e-12);
+    free(c.lag.value);
+}
+
 /* Small pools: the large samples stay out, every kind is still there and of sane size. */
 static void a_small_run_measures_every_kind(void **state) {
     (void)state;
@@ -101,6 +122,7 @@ static void a_small_run_measures_every_kind(void **state) {
     assert_true(measured.call_s >= 0 && wire.bytes_per_s > 0); /* a busy machine hides a call */
     assert_true(measured.probe_s > 0 && measured.probe_s < 1);
     assert_true(measured.probe_mean_s > 0 && measured.probe_mean_s < 1);
+    assert_true(measured.uneven == 0);                      /* one process */
     assert_true(measured.rows_mean_s == 0);                 /* such pools lie in a cache */
     const int unmeasured = MZ_WORK_UPDATE + MZ_RULE_GALORE; /* no kernels from here on */
     for (int w = 0; w < MZ_WORKS; w++) {
@@ -127,6 +149,7 @@ int main(void) {
         cmocka_unit_test(fits_recover_terms),
         cmocka_unit_test(terms_are_not_negative),
         cmocka_unit_test(one_sample_is_a_rate),
+        cmocka_unit_test(the_slower_process_lags),
         cmocka_unit_test(a_small_run_measures_every_kind),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

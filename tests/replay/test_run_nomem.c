@@ -2,6 +2,7 @@
  * failing from each on: an error of memory in one line that says where, nothing lost, nothing left
  * behind, and a later replay has the results that it always has. */
 #include "common/base/digest.h"
+#include "replay/kernel_code.h"
 #include "replay/probe.h"
 #include "replay/run.h"
 #include "sim/model/resize.h"
