@@ -160,9 +160,8 @@ static mz_code load_machine(place_job *job, mz_app *app, mz_err *err) {
 static mz_code choose_ranks(place_job *job, mz_err *err) {
     const place_args *a = &job->args;
     int64_t ranks = a->ranks;
-    if (job->cluster && ranks && ranks != job->cluster->ranks)
-        return mz_fail(err, MZ_EINPUT, "--ranks %lld: cluster %s has %d ranks", (long long)ranks,
-                       a->cluster, job->cluster->ranks);
+    if (job->cluster && mz_cluster_need_ranks(job->cluster, a->cluster, ranks, err) != MZ_OK)
+        return err->code;
     if (!ranks)
         ranks = job->cluster ? job->cluster->ranks : job->facts.sources;
     if (!a->ranks && !job->cluster && job->facts.sources == 1)

@@ -275,15 +275,9 @@ static mz_code check_dispatch(const sim_job *job, mz_err *err) {
 
 static mz_code load_cluster(sim_job *job, mz_app *app, mz_err *err) {
     mz_code code = mz_cluster_load(job->args.cluster, app->data_dir, &job->cluster, err);
-    if (code != MZ_OK)
-        return code;
-    if (job->args.ranks && job->args.ranks != job->cluster->ranks)
-        return mz_fail(err, MZ_EINPUT,
-                       "--ranks %lld: cluster %s has %d ranks; pass --cluster with %lld GPUs, or a "
-                       "profile whose ranks_per_device puts several ranks on one GPU",
-                       (long long)job->args.ranks, job->args.cluster, job->cluster->ranks,
-                       (long long)job->args.ranks);
-    return MZ_OK;
+    return code == MZ_OK
+               ? mz_cluster_need_ranks(job->cluster, job->args.cluster, job->args.ranks, err)
+               : code;
 }
 
 /* Scope layers: the trace's model without all but its routed experts, at the sizes asked for. */

@@ -151,13 +151,11 @@ static mz_code load_cluster(replay_job *job, mz_app *app, mz_err *err) {
     snprintf(spec, sizeof spec, "a100-80gb:1x%lld", (long long)a->ranks);
     mz_code code =
         mz_cluster_load(a->cluster ? a->cluster : spec, app->data_dir, &job->cluster, err);
-    if (code != MZ_OK)
-        return code;
-    if (a->ranks && a->ranks != job->cluster->ranks)
-        return mz_fail(err, MZ_EINPUT, "--ranks %lld: cluster %s has %d ranks", (long long)a->ranks,
-                       a->cluster, job->cluster->ranks);
-    a->ranks = job->cluster->ranks;
-    return MZ_OK;
+    if (code == MZ_OK)
+        code = mz_cluster_need_ranks(job->cluster, a->cluster ? a->cluster : spec, a->ranks, err);
+    if (code == MZ_OK)
+        a->ranks = job->cluster->ranks;
+    return code;
 }
 
 /* What a person may want to know before a step takes minutes. */
@@ -233,7 +231,28 @@ static mz_code load_model(replay_job *job, mz_app *app, mz_err *err) {
     return code;
 }
 
-/* The prediction is there before anything is measured; only its digest is of interest here. */
+/* The same policies, as a check of both will demand when the time is spent. */
+static mz_code same_policies(const replay_job *job, const mz_result_file *file, mz_err *err) {
+    for (int i = 0; i < job->count; i++) {
+        int k = 0;
+        while (k < file->runs && strcmp(file->run[k].policy, job->policies[i]) != 0)
+            k++;
+        if (k == file->runs)
+            return mz_fail(err, MZ_EINPUT, "no policy %s in it; predict it, too (mizan sim)",
+                           job->policies[i]);
+    }
+    for (int k = 0; k < file->runs; k++) {
+        int i = 0;
+        while (i < job->count && strcmp(file->run[k].policy, job->policies[i]) != 0)
+            i++;
+        if (i == job->count)
+            return mz_fail(err, MZ_EINPUT, "policy %s in it is not among those of --policy",
+                           file->run[k].policy);
+    }
+    return MZ_OK;
+}
+
+/* The prediction is there before anything is measured. Of it the digest is of interest here. */
 static mz_code read_prediction(replay_job *job, mz_err *err) {
     if (!job->args.prediction)
         return MZ_OK;
@@ -241,6 +260,8 @@ static mz_code read_prediction(replay_job *job, mz_err *err) {
     mz_code code = mz_result_load(job->args.prediction, &file, err);
     if (code == MZ_OK)
         memcpy(job->prediction, file.digest, sizeof job->prediction);
+    if (code == MZ_OK && same_policies(job, &file, err) != MZ_OK)
+        code = mz_err_prefix(err, "%s", job->args.prediction);
     mz_result_file_free(&file);
     return code == MZ_OK ? MZ_OK : mz_err_prefix(err, "--prediction");
 }

@@ -294,8 +294,11 @@ static char *trim(char *text) {
     return text;
 }
 
+enum { LIST_ROWS = 64 };
+
+/* given: a bit for each row of the table that the list had so far. */
 static mz_code parse_pair(const mz_opt *table, int count, const char *owner, char *pair, void *dst,
-                          mz_err *err) {
+                          uint64_t *given, mz_err *err) {
     char *value = strchr(pair, '=');
     if (value)
         *value++ = 0;
@@ -306,6 +309,10 @@ static mz_code parse_pair(const mz_opt *table, int count, const char *owner, cha
     if (!value && row->type != MZ_OPT_FLAG)
         return mz_fail(err, MZ_EINPUT, "%s: option '%s' needs a value: %s=%s", owner, key, key,
                        row->meta ? row->meta : "VALUE");
+    const uint64_t bit = UINT64_C(1) << (row - table);
+    if (*given & bit)
+        return mz_fail(err, MZ_EINPUT, "%s: option '%s' is given twice", owner, key);
+    *given |= bit;
     char what[WORD_MAX + 256];
     snprintf(what, sizeof what, "%s: %s", owner, key);
     return set_value(row, value ? trim(value) : "yes", what, dst, err);
@@ -313,12 +320,15 @@ static mz_code parse_pair(const mz_opt *table, int count, const char *owner, cha
 
 mz_code mz_opt_parse_list(const mz_opt *table, int count, const char *owner, char *text, void *dst,
                           mz_err *err) {
+    uint64_t given = 0;
+    if (count > LIST_ROWS)
+        return mz_fail(err, MZ_EINTERNAL, "%s has more than %d options", owner, LIST_ROWS);
     mz_code code = set_defaults(table, count, owner, dst, err);
     while (!code && *text) {
         char *comma = strchr(text, ',');
         if (comma)
             *comma = 0;
-        code = parse_pair(table, count, owner, text, dst, err);
+        code = parse_pair(table, count, owner, text, dst, &given, err);
         if (!code && comma && !comma[1])
             code = mz_fail(err, MZ_EINPUT, "%s: option list ends with a comma", owner);
         text = comma ? comma + 1 : text + strlen(text);

@@ -125,6 +125,16 @@ mz_code mz_cluster_load(const char *spec, const char *data_dir, mz_cluster **clu
     return code;
 }
 
+mz_code mz_cluster_need_ranks(const mz_cluster *cluster, const char *spec, int64_t ranks,
+                              mz_err *err) {
+    if (ranks == 0 || ranks == cluster->ranks)
+        return MZ_OK;
+    return mz_fail(err, MZ_EINPUT,
+                   "--ranks %lld: cluster %s has %d ranks; pass --cluster with %lld GPUs, or a "
+                   "profile whose ranks_per_device puts several ranks on one GPU",
+                   (long long)ranks, spec, cluster->ranks, (long long)ranks);
+}
+
 void mz_cluster_free(mz_cluster **cluster) {
     if (!*cluster)
         return;

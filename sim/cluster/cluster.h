@@ -62,6 +62,9 @@ typedef struct mz_cluster {
  * shipped profiles are. A wrong spec or profile: MZ_EINPUT naming file and field. */
 mz_code mz_cluster_load(const char *spec, const char *data_dir, mz_cluster **cluster, mz_err *err);
 void mz_cluster_free(mz_cluster **cluster);
+/* MZ_EINPUT, with what to do, unless the cluster of this spec has as many ranks; 0: any. */
+mz_code mz_cluster_need_ranks(const mz_cluster *cluster, const char *spec, int64_t ranks,
+                              mz_err *err);
 /* Names of the shipped profiles, sorted; arena-owned strings. */
 mz_code mz_cluster_list(const char *data_dir, mz_arena *arena, char ***names, int *count,
                         mz_err *err);

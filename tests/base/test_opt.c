@@ -175,6 +175,7 @@ static void brackets(void **state) {
         {"json=maybe", "is not yes or no"},
         {"keep=1,", "ends with a comma"},
         {",", "unknown option ''"},
+        {"keep=1,json,keep=0.5", "lrmoe: option 'keep' is given twice"},
     };
     for (int i = 0; i < COUNT_OF(bad); i++)
         assert_fails(list(bad[i][0], &o, &err), MZ_EINPUT, bad[i][1], &err);

@@ -152,6 +152,10 @@ warmup_of() { # OPTION...: as the result has it
     "$mizan" sim --scope layers --trace "$example" --model olmoe-1b-7b --cluster a100-80gb:1x8 --policy static "${small[@]}" -o p.h5 >/dev/null
     "${replay[@]}" "${small[@]}" --policy static --prediction p.h5 --json >out.json
     grep -q '"prediction_digest": "sha256:' out.json
+    fails 2 "p.h5: no policy symi in it; predict it, too" "${replay[@]}" "${small[@]}" --policy static,symi --prediction p.h5
+    "$mizan" sim --scope layers --trace "$example" --model olmoe-1b-7b --cluster a100-80gb:1x8 --policy symi,static \
+        "${small[@]}" -o both.h5 >/dev/null
+    fails 2 "policy static in it is not among those of --policy" "${replay[@]}" "${small[@]}" --policy symi --prediction both.h5
 }
 
 @test "bad input is one line" {
@@ -159,7 +163,7 @@ warmup_of() { # OPTION...: as the result has it
     fails 2 "--model is missing" "$mizan" replay --trace "$example"
     fails 2 "did you mean \"static\"?" "${replay[@]}" "${small[@]}" --policy statik
     fails 2 "--transport pigeon" "${replay[@]}" "${small[@]}" --transport pigeon
-    fails 2 "cluster a100-80gb:1x8 has 8 ranks" "${replay[@]}" "${small[@]}" --ranks 4 --cluster a100-80gb:1x8
+    fails 2 "cluster a100-80gb:1x8 has 8 ranks; pass --cluster with 4 GPUs" "${replay[@]}" "${small[@]}" --ranks 4 --cluster a100-80gb:1x8
     fails 2 "a replay cannot do that" "${replay[@]}" "${small[@]}" --policy ideal
     fails 2 "a replay cannot do that" "${replay[@]}" "${small[@]}" --policy laer
     # known before the work, which would take hours
