@@ -82,6 +82,14 @@ void mz_digest_text(const unsigned char digest[MZ_DIGEST_BYTES], char text[MZ_DI
         snprintf(text + 2 * i, 3, "%02x", digest[i]);
 }
 
+void mz_digest_text_of(const void *data, size_t bytes, char text[MZ_DIGEST_TEXT]) {
+    unsigned char out[MZ_DIGEST_BYTES];
+    mz_digest digest = mz_digest_start();
+    mz_digest_add(&digest, data, bytes);
+    mz_digest_of(&digest, out);
+    mz_digest_text(out, text);
+}
+
 mz_code mz_digest_file(const char *path, char text[MZ_DIGEST_TEXT], mz_err *err) {
     FILE *file = fopen(path, "rb");
     if (!file)

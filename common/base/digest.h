@@ -22,6 +22,8 @@ void mz_digest_add(mz_digest *digest, const void *data, size_t bytes);
 void mz_digest_of(const mz_digest *digest, unsigned char out[MZ_DIGEST_BYTES]);
 /* Lower-case hexadecimal. */
 void mz_digest_text(const unsigned char digest[MZ_DIGEST_BYTES], char text[MZ_DIGEST_TEXT]);
+/* Both at once, of bytes that are at hand. */
+void mz_digest_text_of(const void *data, size_t bytes, char text[MZ_DIGEST_TEXT]);
 /* Of a whole file; MZ_EINPUT where it cannot be read. */
 mz_code mz_digest_file(const char *path, char text[MZ_DIGEST_TEXT], mz_err *err);
 

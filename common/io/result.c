@@ -1,5 +1,6 @@
 #include "common/io/result.h"
 
+#include "common/base/digest.h"
 #include "common/base/stat.h"
 #include "common/base/units.h"
 #include "common/io/input.h"
@@ -381,17 +382,19 @@ typedef struct dataset_of {
     const void *data;
     const char *unit, *long_name;
     const char *axes, *columns; /* names of the dimensions, of the last one's items; or NULL */
+    const char *digest;         /* SHA-256 of the data, or NULL */
 } dataset_of;
 
 static bool describe_dataset(hid_t dataset, const dataset_of *d) {
     return write_text_attribute(dataset, "units", d->unit) &&
            write_text_attribute(dataset, "long_name", d->long_name) &&
            (!d->axes || write_text_attribute(dataset, "dimensions", d->axes)) &&
-           (!d->columns || write_text_attribute(dataset, "columns", d->columns));
+           (!d->columns || write_text_attribute(dataset, "columns", d->columns)) &&
+           (!d->digest || write_text_attribute(dataset, "sha256", d->digest));
 }
 
 /* Without object times: the same results are the same bytes. More than one dimension: a chunk per
- * item of the first, compressed. */
+ * item of the first, compressed. Every chunk has a checksum. */
 static bool write_dataset(hid_t group, const dataset_of *d) {
     hid_t space =
         d->dimensions ? H5Screate_simple(d->dimensions, d->size, NULL) : H5Screate(H5S_SCALAR);
@@ -401,12 +404,15 @@ static bool write_dataset(hid_t group, const dataset_of *d) {
     hsize_t chunk[DIMENSIONS_MOST];
     for (int i = 0; i < d->dimensions; i++) {
         some = some && d->size[i] > 0;
-        chunk[i] = i == 0 ? 1 : d->size[i];
+        chunk[i] = i == 0 && d->dimensions > 1 ? 1 : d->size[i];
     }
     bool good = space >= 0 && properties >= 0 && H5Pset_obj_track_times(properties, false) >= 0;
+    if (good && some && d->dimensions > 0)
+        good = H5Pset_chunk(properties, d->dimensions, chunk) >= 0;
     if (good && some && d->dimensions > 1)
-        good = H5Pset_chunk(properties, d->dimensions, chunk) >= 0 &&
-               H5Pset_shuffle(properties) >= 0 && H5Pset_deflate(properties, 4) >= 0;
+        good = H5Pset_shuffle(properties) >= 0 && H5Pset_deflate(properties, 4) >= 0;
+    if (good && some && d->dimensions > 0)
+        good = H5Pset_fletcher32(properties) >= 0;
     if (good)
         dataset =
             H5Dcreate2(group, d->name, d->file_type, space, H5P_DEFAULT, properties, H5P_DEFAULT);
@@ -534,13 +540,16 @@ static bool write_runs(hid_t file, const mz_result *result) {
 
 static bool write_root(hid_t file, const char *producer, const char *json) {
     int32_t version = 1;
+    char digest[MZ_DIGEST_TEXT];
     hid_t type = text_type(json);
+    mz_digest_text_of(json, strlen(json), digest);
     const dataset_of text = {.name = "json",
                              .file_type = type,
                              .memory_type = type,
                              .data = json,
                              .unit = "none",
-                             .long_name = "the whole result as JSON (mizan-result/1)"};
+                             .long_name = "the whole result as JSON (mizan-result/1)",
+                             .digest = digest};
     bool good = type >= 0 && write_text_attribute(file, "format", "mizan-result") &&
                 write_attribute(file, "format_version", H5T_NATIVE_INT32, &version) &&
                 write_text_attribute(file, "producer", producer) && write_dataset(file, &text);

@@ -3,6 +3,7 @@
 #include "common/io/result_wire.h"
 
 #include "common/base/child.h"
+#include "common/base/digest.h"
 
 #include <hdf5.h>
 #include <stdio.h>
@@ -105,6 +106,21 @@ static bool say_run(int fd, hid_t group, int32_t run) {
     return false;
 }
 
+/* Files of before have no digest. */
+static bool is_whole(hid_t dataset, const char *json) {
+    char text[MZ_DIGEST_TEXT], written[MZ_DIGEST_TEXT + 1] = "";
+    if (H5Aexists(dataset, "sha256") == 0)
+        return true;
+    const hid_t attribute = H5Aopen(dataset, "sha256", H5P_DEFAULT);
+    const hid_t type = attribute >= 0 ? H5Aget_type(attribute) : -1;
+    const bool read = type >= 0 && H5Tget_class(type) == H5T_STRING && !H5Tis_variable_str(type) &&
+                      H5Tget_size(type) < sizeof written && H5Aread(attribute, type, written) >= 0;
+    H5Tclose(type);
+    H5Aclose(attribute);
+    mz_digest_text_of(json, strlen(json), text);
+    return read && strcmp(text, written) == 0;
+}
+
 static bool say_json(int fd, hid_t file) {
     const hid_t dataset = H5Dopen2(file, "json", H5P_DEFAULT);
     const hid_t type = dataset >= 0 ? H5Dget_type(dataset) : -1;
@@ -114,6 +130,7 @@ static bool say_json(int fd, hid_t file) {
     const size_t size = good ? H5Tget_size(type) : 0;
     char *text = good && (int64_t)size < BYTES_MAX ? calloc(size + 1, 1) : NULL;
     good = text && H5Dread(dataset, type, H5S_ALL, H5S_ALL, H5P_DEFAULT, text) >= 0 &&
+           is_whole(dataset, text) &&
            say(fd, (mz_result_block){.what = MZ_RESULT_JSON, .bytes = (int64_t)strlen(text)}, text);
     free(text);
     H5Sclose(space);
@@ -124,7 +141,7 @@ static bool say_json(int fd, hid_t file) {
 
 static void say_file(int fd, hid_t file) {
     if (!exists(file, "json") || !exists(file, "runs") || !say_json(fd, file)) {
-        fail(fd, "not a result of mizan: no json in it");
+        fail(fd, "not a result of mizan: no json in it, or not as it was written");
         return;
     }
     const hid_t runs = H5Gopen2(file, "runs", H5P_DEFAULT);

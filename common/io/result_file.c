@@ -30,7 +30,6 @@ static mz_code nomem(const reading *r) {
 
 mz_code mz_result_digest(const json_t *root, char text[80], mz_err *err) {
     char *json = NULL, hex[MZ_DIGEST_TEXT];
-    unsigned char bytes[MZ_DIGEST_BYTES];
     size_t size = 0, index;
     json_t *copy = json_deep_copy(root), *run;
     FILE *memory = copy ? open_memstream(&json, &size) : NULL;
@@ -45,10 +44,7 @@ mz_code mz_result_digest(const json_t *root, char text[80], mz_err *err) {
     if (fclose(memory) != 0 && code == MZ_OK)
         code = mz_fail_nomem(err, "the digest of a result");
     if (code == MZ_OK) {
-        mz_digest digest = mz_digest_start();
-        mz_digest_add(&digest, json, size);
-        mz_digest_of(&digest, bytes);
-        mz_digest_text(bytes, hex);
+        mz_digest_text_of(json, size, hex);
         snprintf(text, 80, "sha256:%s", hex);
     }
     free(json);
