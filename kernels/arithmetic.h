@@ -83,16 +83,21 @@ MZ_HD float mz_unit_float(uint32_t bits) {
 
 /* Bits of the elements of a parameter: 16 each, a pure function of (seed, tensor, step, number of
  * the element in its tensor). A block of Philox for every eight elements would cost more than all
- * else that a step does, so Philox makes keys alone, and words are counted and mixed: stream
- * (tensor, step) under the seed gives the key and half of the counter of a second Philox, all 128
- * bits of both coordinates counting: no two streams share the two substream  that Philox at
- * `number` gives the four words of MZ_SUBSTREAM elements word i     start + i * increment, as in
- * SplitMix (Steele, Lea and Flood, OOPSLA'14; start and the odd increment are the substream's own),
- * through the finaliser of three products with the least known bias, 2e-4 of an avalanche (triple32
- * of Wellons' search for such, public domain). The other two words of the key enter between its
- * products: substreams whose counters meet are no copies of each other. Two elements share a word,
- * the even one its lower half. A word does not repeat within a substream, which 4096 draws out of
- * 2^32 do not show. tests/kernels/test_random.c has the statistics. */
+ * else that a step does, so Philox makes keys alone, and words are counted and mixed:
+ *
+ * stream: Philox at (tensor, step) under the seed gives a key and half of a counter. All 128 bits
+ *     of both coordinates count.
+ * substream, of MZ_SUBSTREAM elements: Philox at (its number, that half) under that key gives four
+ *     words.
+ * word i of it: start + i * increment, as in SplitMix (Steele, Lea and Flood, OOPSLA'14; start and
+ *     the odd increment are the substream's own), through the finaliser of three products with the
+ *     least known bias, 2e-4 of an avalanche (triple32 of Wellons' search for such, public domain).
+ *     The other two words of the substream enter between its products: substreams whose counters
+ *     meet are no copies of each other.
+ *
+ * Two elements share a word, the even one its lower half. A word does not repeat within a
+ * substream, which 4096 draws out of 2^32 do not show. tests/kernels/test_random.c has the
+ * statistics. */
 enum { MZ_SUBSTREAM = 8192 };
 typedef struct mz_substream {
     uint64_t number; /* of elements from number * MZ_SUBSTREAM on */
