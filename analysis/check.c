@@ -54,18 +54,11 @@ static mz_code same_settings(json_t *a, json_t *b, mz_err *err) {
     return MZ_OK;
 }
 
-static bool has_policy(const mz_result_file *file, const char *name) {
-    for (int i = 0; i < file->runs; i++)
-        if (strcmp(file->run[i].policy, name) == 0)
-            return true;
-    return false;
-}
-
 static mz_code same_policies(const mz_result_file *p, const mz_result_file *m, mz_err *err) {
     for (int way = 0; way < 2; way++) {
         const mz_result_file *from = way ? m : p, *in = way ? p : m;
         for (int i = 0; i < from->runs; i++)
-            if (!has_policy(in, from->run[i].policy))
+            if (!mz_result_has(in, from->run[i].policy))
                 return mz_fail(err, MZ_EINPUT,
                                "the files do not belong together: policy %.200s is in the %s alone",
                                from->run[i].policy, way ? "measurement" : "prediction");

@@ -77,8 +77,7 @@ mz_code mz_cmd_check(mz_app *app, int argc, char **argv, mz_err *err) {
     if (code != MZ_OK || help)
         return code;
     mz_log_choose(&app->log, args.quiet, args.verbose);
-    for (int i = 0; code == MZ_OK && args.html && i < 2; i++)
-        code = mz_keep_input(argv[1 + i], args.html, err);
+    code = mz_keep_inputs((const char *const *)argv + 1, 2, args.html, err);
     for (int i = 0; code == MZ_OK && i < 2; i++)
         code = mz_result_load(argv[1 + i], &file[i], err);
     if (code == MZ_OK)

@@ -395,11 +395,8 @@ static mz_code run_job(place_job *job, mz_app *app, mz_err *err) {
                                  .sum = a->sum,
                                  .seed = (uint64_t)a->seed,
                                  .stop = app->stop};
-    mz_code code = MZ_OK;
-    if (a->output && a->counts)
-        code = mz_keep_input(a->counts, a->output, err);
-    if (code == MZ_OK && a->output && a->trace)
-        code = mz_keep_input(a->trace, a->output, err);
+    const char *const input[] = {a->counts, a->trace};
+    mz_code code = mz_keep_inputs(input, 2, a->output, err);
     if (code == MZ_OK)
         code = open_loads(job, err);
     if (code == MZ_OK)

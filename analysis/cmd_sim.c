@@ -524,10 +524,8 @@ static mz_code run_job(sim_job *job, mz_app *app, mz_err *err) {
 /* Before the work: a file that cannot be written, or that is read. */
 static mz_code try_output(const sim_args *a, mz_err *err) {
     const char *const input[] = {a->trace, a->model};
-    mz_code code = mz_output_try(a->output, err);
-    for (size_t i = 0; code == MZ_OK && i < sizeof input / sizeof input[0]; i++)
-        code = input[i] ? mz_keep_input(input[i], a->output, err) : MZ_OK;
-    return code;
+    const mz_code code = mz_output_try(a->output, err);
+    return code == MZ_OK ? mz_keep_inputs(input, 2, a->output, err) : code;
 }
 
 mz_code mz_cmd_sim(mz_app *app, int argc, char **argv, mz_err *err) {

@@ -234,10 +234,7 @@ static mz_code load_model(replay_job *job, mz_app *app, mz_err *err) {
 /* The same policies, as a check of both will demand when the time is spent. */
 static mz_code same_policies(const replay_job *job, const mz_result_file *file, mz_err *err) {
     for (int i = 0; i < job->count; i++) {
-        int k = 0;
-        while (k < file->runs && strcmp(file->run[k].policy, job->policies[i]) != 0)
-            k++;
-        if (k == file->runs)
+        if (!mz_result_has(file, job->policies[i]))
             return mz_fail(err, MZ_EINPUT, "no policy %s in it; predict it, too (mizan sim)",
                            job->policies[i]);
     }
@@ -266,17 +263,10 @@ static mz_code read_prediction(replay_job *job, mz_err *err) {
     return code == MZ_OK ? MZ_OK : mz_err_prefix(err, "--prediction");
 }
 
-static mz_code keep_inputs(const replay_args *a, mz_err *err) {
-    const char *const input[] = {a->trace, a->model, a->prediction};
-    mz_code code = MZ_OK;
-    for (size_t i = 0; code == MZ_OK && a->output && i < sizeof input / sizeof input[0]; i++)
-        code = input[i] ? mz_keep_input(input[i], a->output, err) : MZ_OK;
-    return code;
-}
-
 static mz_code load_inputs(replay_job *job, mz_app *app, mz_err *err) {
     const replay_args *a = &job->args;
-    mz_code code = keep_inputs(a, err);
+    const char *const input[] = {a->trace, a->model, a->prediction};
+    mz_code code = mz_keep_inputs(input, 3, a->output, err);
     if (code == MZ_OK)
         code = mz_opt_need(a->trace, "trace",
                            "a trace file (mizan trace import or synth makes one)", err);

@@ -5,8 +5,10 @@
 #include "common/base/app.h"
 #include "common/base/opt.h"
 
-/* MZ_EINPUT when both paths are the same file, whatever they are called. */
+/* MZ_EINPUT when both paths are the same file, whatever they are called. NULL: none. */
 mz_code mz_keep_input(const char *input, const char *output, mz_err *err);
+/* The same of several inputs, each a path or NULL. */
+mz_code mz_keep_inputs(const char *const *input, int count, const char *output, mz_err *err);
 
 /* The first option that the user gave and that is a word of neither list, or NULL. seen: as
  * mz_opt_parse fills it; words: names of options, a space apart. */

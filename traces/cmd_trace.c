@@ -49,11 +49,20 @@ const char *mz_unread_option(const mz_opt_spec *spec, const bool *seen, const ch
 
 mz_code mz_keep_input(const char *input, const char *output, mz_err *err) {
     struct stat in, out;
+    if (!input || !output)
+        return MZ_OK;
     if (strcmp(input, output) != 0 && (stat(input, &in) != 0 || stat(output, &out) != 0 ||
                                        in.st_dev != out.st_dev || in.st_ino != out.st_ino))
         return MZ_OK;
     return mz_fail(err, MZ_EINPUT, "%s: the output would replace the input: name another file",
                    input);
+}
+
+mz_code mz_keep_inputs(const char *const *input, int count, const char *output, mz_err *err) {
+    mz_code code = MZ_OK;
+    for (int i = 0; code == MZ_OK && i < count; i++)
+        code = mz_keep_input(input[i], output, err);
+    return code;
 }
 
 /* ---- info ------------------------------------------------------------------------------------ */
@@ -430,7 +439,7 @@ static mz_code run_synth(mz_app *app, int argc, char **argv, mz_err *err) {
     code = check_synth(&args, seen, err);
     if (!code)
         code = need_output(args.output, err);
-    if (!code && args.like)
+    if (!code)
         code = mz_keep_input(args.like, args.output, err);
     if (code)
         return code;
@@ -726,11 +735,11 @@ static mz_code run_import(mz_app *app, int argc, char **argv, mz_err *err) {
     if (nargs == 0)
         return mz_fail(err, MZ_EINPUT, "no file to import: pass FILE...");
     code = need_output(args.output, err);
-    for (int i = 1; i <= nargs && !code; i++)
-        code = mz_keep_input(argv[i], args.output, err);
-    if (!code && args.import.weights)
+    if (!code)
+        code = mz_keep_inputs((const char *const *)argv + 1, nargs, args.output, err);
+    if (!code)
         code = mz_keep_input(args.import.weights, args.output, err);
-    if (!code && args.import.sequences)
+    if (!code)
         code = mz_keep_input(args.import.sequences, args.output, err);
     return code ? code : import_files(app, &args, seen, argv + 1, nargs, err);
 }

@@ -62,16 +62,20 @@ static bool say_dataset(int fd, hid_t group, const char *name, hid_t type, int d
     return good;
 }
 
-static bool say_columns(int fd, hid_t group, int32_t run) {
-    char text[4096] = "";
-    bool good = false;
-    const hid_t attribute = H5Aopen_by_name(group, "detail_s", "columns", H5P_DEFAULT, H5P_DEFAULT);
+/* A text attribute shorter than `size`; text is all zeros before. Closes the attribute. */
+static bool read_text(hid_t attribute, char *text, size_t size) {
     const hid_t type = attribute >= 0 ? H5Aget_type(attribute) : -1;
-    if (type >= 0 && H5Tget_class(type) == H5T_STRING && !H5Tis_variable_str(type) &&
-        H5Tget_size(type) < sizeof text)
-        good = H5Aread(attribute, type, text) >= 0;
+    const bool good = type >= 0 && H5Tget_class(type) == H5T_STRING && !H5Tis_variable_str(type) &&
+                      H5Tget_size(type) < size && H5Aread(attribute, type, text) >= 0;
     H5Tclose(type);
     H5Aclose(attribute);
+    return good;
+}
+
+static bool say_columns(int fd, hid_t group, int32_t run) {
+    char text[4096] = "";
+    const hid_t attribute = H5Aopen_by_name(group, "detail_s", "columns", H5P_DEFAULT, H5P_DEFAULT);
+    const bool good = read_text(attribute, text, sizeof text);
     const mz_result_block block = {
         .what = MZ_RESULT_COLUMNS, .run = run, .bytes = (int64_t)strlen(text)};
     return good && say(fd, block, text);
@@ -111,12 +115,7 @@ static bool is_whole(hid_t dataset, const char *json) {
     char text[MZ_DIGEST_TEXT], written[MZ_DIGEST_TEXT + 1] = "";
     if (H5Aexists(dataset, "sha256") == 0)
         return true;
-    const hid_t attribute = H5Aopen(dataset, "sha256", H5P_DEFAULT);
-    const hid_t type = attribute >= 0 ? H5Aget_type(attribute) : -1;
-    const bool read = type >= 0 && H5Tget_class(type) == H5T_STRING && !H5Tis_variable_str(type) &&
-                      H5Tget_size(type) < sizeof written && H5Aread(attribute, type, written) >= 0;
-    H5Tclose(type);
-    H5Aclose(attribute);
+    const bool read = read_text(H5Aopen(dataset, "sha256", H5P_DEFAULT), written, sizeof written);
     mz_digest_text_of(json, strlen(json), text);
     return read && strcmp(text, written) == 0;
 }
