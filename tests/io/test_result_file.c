@@ -221,11 +221,11 @@ static void damaged_hdf5(void **state) {
     const double *step = r.run[0].step_s;
     size_t texts = 0, arrays = 0;
     for (size_t i = 0; i + 16 < size; i++) {
-        const bool text = memcmp(whole + i, "\"steps\": ", 9) == 0;
+        const bool text = memcmp(whole + i, "\"exactly\": ", 11) == 0;
         const bool array = memcmp(whole + i, step, sizeof *step) == 0;
         if (!text && !array)
             continue;
-        char *at = whole + i + (text ? 9 : 3);
+        char *at = whole + i + (text ? 13 : 3);
         *at ^= 1;
         write_bytes(path, whole, size);
         refuse(path, "");
