@@ -57,7 +57,8 @@ mz_code mz_opt_parse(const mz_opt_spec *spec, void *dst, int argc, char **argv, 
 mz_code mz_opt_need(const char *value, const char *name, const char *hint, mz_err *err);
 
 /* Defaults, then "key=value,key=value" (empty text: defaults only). A FLAG key stands alone or with
- * =yes|no, a key once. Values may not contain ',' or ']'. `text` is modified and must outlive the strings. */
+ * =yes|no, a key once. Values may not contain ',' or ']'. `text` is modified and must outlive the
+ * strings. */
 mz_code mz_opt_parse_list(const mz_opt *table, int count, const char *owner, char *text, void *dst,
                           mz_err *err);
 
