@@ -183,6 +183,8 @@ typedef struct layers_work {
     int32_t owned;        /* experts whose first instance is here */
     int32_t back_launches;
     double up_s, down_s, back_s, again_s;
+    int64_t reduced_bytes[2]; /* most that its reductions hold: of the call; of the step
+                                 (micro-batch 0's) */
 } layers_work;
 
 /* `count` instances of an expert on `rank` beside the first. */
@@ -304,6 +306,7 @@ struct mz_step {
     int32_t *in, *out; /* [experts][ep] moves to, from the rank */
     int64_t *done;     /* [experts] values of a part that are there */
     bool *ring;        /* [experts] do its moves go round? */
+    int64_t *held_sums, *held_sum; /* [ranks] bytes of sums collected; most of one beside them */
     mz_step_charged charged;
     void *charged_self;
     int64_t *of_expert, *kept_of_expert; /* [ep] by source, while a call is condensed */
@@ -589,6 +592,8 @@ void layers_exchange(mz_step *s, mz_phase phase, int32_t layer);
 mz_code layers_create_moves(mz_step *s, mz_err *err);
 bool layers_wide(const mz_step *s); /* gradients of replicas are fp32 beside bf16 ones of mains */
 int64_t layers_cut(const mz_step *s, int32_t rank);
+/* That part of all experts of a layer, in bf16. */
+int64_t layers_cut_bytes(const mz_step *s, int32_t rank);
 void layers_move_weights(mz_step *s, const step_at *at, mz_move_phase phase);
 void layers_reduce(mz_step *s, const step_at *at, mz_move_phase phase);
 void layers_refresh(mz_step *s);

@@ -5,7 +5,7 @@
 
 #include <string.h>
 
-enum { VALUE_BYTES = 2, MATRICES = 2 };
+enum { VALUE_BYTES = 2, MATRICES = 2, PLACE_BYTES = 8 };
 
 static int64_t values_of(const mz_step *s) {
     return 3 * s->model->hidden * s->model->expert_intermediate;
@@ -29,7 +29,11 @@ mz_code layers_create_moves(mz_step *s, mz_err *err) {
     s->out = MZ_NEW(a, int32_t, cells);
     s->done = MZ_NEW(a, int64_t, s->model->experts);
     s->ring = MZ_NEW(a, bool, s->model->experts);
-    return s->depth && s->in && s->out && s->done && s->ring ? MZ_OK : mz_fail_nomem(err, "a step");
+    s->held_sums = MZ_NEW(a, int64_t, s->ranks);
+    s->held_sum = MZ_NEW(a, int64_t, s->ranks);
+    return s->depth && s->in && s->out && s->done && s->ring && s->held_sums && s->held_sum
+               ? MZ_OK
+               : mz_fail_nomem(err, "a step");
 }
 
 /* Where an optimizer is cut over the group: values [begin, end) of an expert are the rank's; parts
@@ -38,6 +42,10 @@ int64_t layers_cut(const mz_step *s, int32_t rank) {
     const int64_t all = values_of(s), part = (all + s->ep - 1) / s->ep;
     const int64_t at = rank * (part < 8 ? part : (part + 7) / 8 * 8);
     return at < all ? at : all;
+}
+
+int64_t layers_cut_bytes(const mz_step *s, int32_t rank) {
+    return VALUE_BYTES * s->model->experts * (layers_cut(s, rank + 1) - layers_cut(s, rank));
 }
 
 /* Pieces of values [low, high) of an expert: gate and up end at two thirds. */
@@ -205,6 +213,28 @@ void layers_refresh(mz_step *s) {
 /* ---- gradients ---------------------------------------------------------------------------------
  */
 
+/* A rank holds `buffers` of `values` that it received, until all sums of this exchange are made;
+ * and for the time of one sum the place of every row of H values in them and, where the gradient is
+ * widened for it, that. */
+static void hold(mz_step *s, int32_t rank, int64_t buffers, int64_t values, bool wide) {
+    const int64_t one = PLACE_BYTES * buffers * (values / s->model->hidden) +
+                        (wide ? (int64_t)sizeof(float) * values : 0);
+    s->held_sums[rank] += buffers * values * (wide ? (int64_t)sizeof(float) : VALUE_BYTES);
+    s->held_sum[rank] = one > s->held_sum[rank] ? one : s->held_sum[rank];
+}
+
+/* The exchange's sums are made: what was held for them is noted and given back. */
+static void give_back(const move_set *x) {
+    mz_step *s = x->s;
+    const bool once = x->phase == MZ_MOVE_REDUCE_STEP;
+    for (int32_t r = 0; r < s->ranks; r++) {
+        int64_t *most = &layers_work_at(s, x->at->micro_batch, x->at->moe)[r].reduced_bytes[once];
+        const int64_t bytes = s->held_sums[r] + s->held_sum[r];
+        *most = bytes > *most ? bytes : *most;
+        s->held_sums[r] = s->held_sum[r] = 0;
+    }
+}
+
 /* Adds `buffers` received values [low, high) of an expert to a rank's, matrix by matrix; in fp32
  * where that is what replicas have and the main has not. */
 static void sum(mz_step *s, int32_t rank, int32_t layer, int64_t buffers, int64_t low, int64_t high,
@@ -222,7 +252,9 @@ static void sum(mz_step *s, int32_t rank, int32_t layer, int64_t buffers, int64_
 }
 
 /* A rank's further instances of an expert go into its first. */
-static void add_further(mz_step *s, const step_at *at) {
+static void add_further(const move_set *x) {
+    mz_step *s = x->s;
+    const step_at *at = x->at;
     const step_call *call = at->call;
     const int64_t all = values_of(s);
     const bool wide = layers_wide(s);
@@ -234,8 +266,12 @@ static void add_further(mz_step *s, const step_at *at) {
     }
     if (call->furthers > 0)
         layers_exchange(s, MZ_PHASE_REPLICA_REDUCE, at->layer);
-    for (int64_t i = call->further; i < call->further + call->furthers; i++)
-        sum(s, s->further[i].rank, at->layer, s->further[i].count, 0, all, wide);
+    for (int64_t i = call->further; i < call->further + call->furthers; i++) {
+        const layers_further *f = &s->further[i];
+        hold(s, f->rank, f->count, all, wide);
+        sum(s, f->rank, at->layer, f->count, 0, all, wide);
+    }
+    give_back(x);
 }
 
 /* Values of an expert that the j-th of m hosts of a ring adds up: whole rows. */
@@ -257,8 +293,10 @@ static void run_ring(const move_set *x, const mz_move *first, int32_t m, ring_pa
             continue;
         const int64_t low = chunk_begin(s, j, m), high = chunk_begin(s, j + 1, m);
         j++;
-        if (part == RING_SUM)
+        if (part == RING_SUM) {
+            hold(s, to->src, m, high - low, false);
             sum(s, to->src, x->at->layer, m - 1, low, high, false);
+        }
         for (int64_t k = 0; part != RING_SUM && (from = next_move(x, &k));) {
             if (from->expert != first->expert || !between_two(from))
                 continue;
@@ -294,6 +332,7 @@ static void run_rings(const move_set *x) {
         return;
     layers_exchange(x->s, MZ_PHASE_REPLICA_REDUCE, x->at->layer);
     each_ring(x, RING_SUM);
+    give_back(x);
     layers_no_lanes(x->s);
     each_ring(x, RING_GATHER);
     layers_exchange(x->s, MZ_PHASE_REPLICA_REDUCE, x->at->layer);
@@ -314,10 +353,13 @@ static void run_trees(const move_set *x) {
             if (!between_two(m) || s->depth[cell(s, m, m->dst)] != wave)
                 continue;
             int32_t *in = &s->in[cell(s, m, m->dst)];
-            if (*in > 0)
+            if (*in > 0) {
+                hold(s, m->dst, *in, values_of(s), wide);
                 sum(s, m->dst, x->at->layer, *in, 0, values_of(s), wide);
+            }
             *in = 0;
         }
+        give_back(x);
     }
 }
 
@@ -345,9 +387,12 @@ static void run_parts(const move_set *x) {
     }
     if (n > 0)
         layers_exchange(s, MZ_PHASE_REPLICA_REDUCE, x->at->layer);
-    for (int32_t r = 0; r < s->ep; r++)
-        layers_kernel(s, r, MZ_PHASE_REPLICA_REDUCE, x->at->layer, MZ_WORK_COPY, 1,
-                      VALUE_BYTES * s->model->experts * (layers_cut(s, r + 1) - layers_cut(s, r)));
+    for (int32_t r = 0; r < s->ep; r++) {
+        const int64_t bytes = layers_cut_bytes(s, r);
+        s->held_sums[r] = bytes;
+        layers_kernel(s, r, MZ_PHASE_REPLICA_REDUCE, x->at->layer, MZ_WORK_COPY, 1, bytes);
+    }
+    give_back(x);
 }
 
 static bool has_phase(const mz_step *s, const step_call *call, mz_move_phase phase) {
@@ -367,10 +412,10 @@ void layers_reduce(mz_step *s, const step_at *at, mz_move_phase phase) {
      * there is to add. */
     if (last && moves == 0 && (!once || has_phase(s, at->call, MZ_MOVE_REDUCE))) {
         if (!once && (s->traits.sees & MZ_SEES_CURRENT))
-            add_further(s, at);
+            add_further(&x);
         return;
     }
-    add_further(s, at);
+    add_further(&x);
     run_rings(&x);
     run_trees(&x);
     if (s->traits.sharded_optimizer && once)

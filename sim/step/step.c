@@ -40,6 +40,7 @@ static mz_code check_layers(const mz_cluster *cluster, const mz_step_options *o,
         {o->recompute == MZ_RECOMPUTE_SELECTIVE,
          "recomputes all or nothing: pass --recompute full"},
         {o->allocator != MZ_ALLOCATOR_EXACT, "counts requested bytes: pass --allocator exact"},
+        {o->memory_only, "counts memory while it counts time"},
     };
     for (size_t i = 0; i < sizeof not_replayed / sizeof *not_replayed; i++)
         if (not_replayed[i].asked)

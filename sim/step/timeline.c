@@ -72,6 +72,7 @@ static const struct {
     [BUFFER_SAVED_ROWS] = {MZ_MEM_TOKEN_BUFFERS, "layer %d places of saved rows"},
     [BUFFER_DOTS] = {MZ_MEM_TOKEN_BUFFERS, "layer %d gate gradients of rows"},
     [BUFFER_SENT_DOTS] = {MZ_MEM_TOKEN_BUFFERS, "layer %d gate gradients"},
+    [BUFFER_GROUPS] = {MZ_MEM_TOKEN_BUFFERS, "layer %d rows by expert"},
     [BUFFER_REDUCED] = {MZ_MEM_TEMPORARIES, "layer %d received gradients"},
 };
 

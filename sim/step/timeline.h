@@ -63,6 +63,7 @@ typedef enum buffer {
     BUFFER_SAVED_ROWS,
     BUFFER_DOTS,
     BUFFER_SENT_DOTS,
+    BUFFER_GROUPS,
     BUFFER_REDUCED,
     BUFFERS
 } buffer;

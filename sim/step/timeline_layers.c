@@ -1,8 +1,8 @@
 /* What every rank takes and gives back in one step of its routed experts alone, in the order in
  * which a replay does (replay/README.md). Per pair: its expert and gate weight 4 B each, its place
  * in the list by expert 8, the pair of a row 8, the row of a pair 8; norms and gradients of gate
- * weights
- * 4. Scratch of kernels is no part of it. */
+ * weights 4; beside a rank's products where each instance's rows begin. Scratch of kernels is no
+ * part of it. */
 #include "sim/step/timeline.h"
 
 #include <stddef.h>
@@ -20,6 +20,10 @@ static int64_t counts_bytes(const mz_step *s) {
 
 static int64_t places_bytes(const rank_timeline *t, const step_rank_work *w) {
     return PLACE * (w->pairs > 0 ? w->pairs : t->tokens > 0);
+}
+
+static int64_t groups_bytes(const step_rank_work *w) {
+    return PLACE * (w->instances + 1);
 }
 
 static bool resent(const rank_timeline *t, layer_call in) {
@@ -72,6 +76,7 @@ static void rows_to_experts(rank_timeline *t, layer_call in, bool again) {
     step_take(t, BUFFER_ACT, l, w->rows * z->act);
     step_take(t, BUFFER_OUTPUTS, l, again ? 0 : w->rows * z->row);
     step_take(t, BUFFER_ROW_NORMS, l, !again && has_norms(t, in) ? NUMBER * w->rows : 0);
+    step_take_and_give(t, BUFFER_GROUPS, l, groups_bytes(w));
 }
 
 static void forward_call(rank_timeline *t, layer_call in) {
@@ -151,6 +156,7 @@ static void backward_rows(rank_timeline *t, layer_call in) {
     step_take(t, BUFFER_GATE_UP_BACK, l, rows * z->gate_up);
     step_take(t, BUFFER_INPUT_BACK, l, rows * z->row);
     step_take(t, BUFFER_DOTS, l, NUMBER * rows);
+    step_take_and_give(t, BUFFER_GROUPS, l, (in.call->lossy ? 2 : 1) * groups_bytes(w));
     gone(t, done, sizeof done / sizeof *done, l);
     step_take(t, BUFFER_COMBINED_BACK, l, w->back_packed * z->row);
     step_take(t, BUFFER_SENT_DOTS, l, NUMBER * w->back_packed);
@@ -159,32 +165,14 @@ static void backward_rows(rank_timeline *t, layer_call in) {
     step_give(t, BUFFER_COMBINED_BACK, l);
 }
 
-/* Beside what came in, one expert's sum at a time: its gradient in fp32 where replicas have that,
- * and the places of what is added, per row of H values. */
-static int64_t sum_bytes(const mz_step *s, int64_t count) {
-    const int64_t values = 3 * s->model->hidden * s->model->expert_intermediate;
-    return (layers_wide(s) ? 4 * values : 0) + PLACE * count * (values / s->model->hidden);
-}
-
-/* Gradients, or parts of them, that other hosts send to this rank, and the largest sum's own. An
- * expert's moves follow each other. */
-static int64_t received(const rank_timeline *t, layer_call in) {
-    const mz_step *s = t->s;
-    int64_t bytes = 0, most = 0, count = 0;
-    int32_t expert = -1;
-    for (int64_t i = in.call->move; i < in.call->move + in.call->moves; i++) {
-        const mz_move *m = &s->move[i];
-        const bool reduce = m->phase == MZ_MOVE_REDUCE || m->phase == MZ_MOVE_REDUCE_STEP;
-        if (!reduce || (m->dst != t->rank && m->dst != MZ_EVERY_RANK))
-            continue;
-        bytes += m->dst == MZ_EVERY_RANK ? m->bytes / s->ranks : m->bytes;
-        if (m->dst == MZ_EVERY_RANK)
-            continue;
-        count = m->expert == expert ? count + 1 : 1;
-        expert = m->expert;
-        most = sum_bytes(s, count) > most ? sum_bytes(s, count) : most;
-    }
-    return bytes + most;
+/* Gradients of a call, and after the last micro-batch those of the step, whose moves the first
+ * one's plan has. */
+static void reduce(rank_timeline *t, layer_call in) {
+    const layers_work *call = layers_work_at(t->s, t->micro_batch, in.moe) + t->rank;
+    const layers_work *step = layers_work_at(t->s, 0, in.moe) + t->rank;
+    step_take_and_give(t, BUFFER_REDUCED, in.layer, call->reduced_bytes[0]);
+    if (t->micro_batch + 1 == t->s->micro_batches)
+        step_take_and_give(t, BUFFER_REDUCED, in.layer, step->reduced_bytes[1]);
 }
 
 static void backward_call(rank_timeline *t, layer_call in) {
@@ -213,7 +201,7 @@ static void backward_call(rank_timeline *t, layer_call in) {
         score_pairs(t, in);
     pack_rows(t, in);
     backward_rows(t, in);
-    step_take_and_give(t, BUFFER_REDUCED, l, received(t, in));
+    reduce(t, in);
     gone(t, done, sizeof done / sizeof *done, l);
 }
 
@@ -222,11 +210,11 @@ static void backward_call(rank_timeline *t, layer_call in) {
 
 /* Norms of the gradient rows of one matrix kind of a layer; a cut optimizer holds a layer's fresh
  * weights in the parts that it updates. */
-static int64_t update_bytes(const mz_step *s) {
+static int64_t update_bytes(const mz_step *s, int32_t rank) {
     const mz_model *m = s->model;
     const int64_t most =
         m->hidden > 2 * m->expert_intermediate ? m->hidden : 2 * m->expert_intermediate;
-    return s->traits.sharded_optimizer ? s->sizes.expert_layer[0] : NUMBER * s->mains * most;
+    return s->traits.sharded_optimizer ? layers_cut_bytes(s, rank) : NUMBER * s->mains * most;
 }
 
 void layers_timeline(rank_timeline *t) {
@@ -238,5 +226,5 @@ void layers_timeline(rank_timeline *t) {
         for (int32_t l = s->layers - 1; l >= 0; l--)
             backward_call(t, step_layer_call(t, l, l));
     }
-    step_take_and_give(t, BUFFER_UPDATE, s->layers, update_bytes(s));
+    step_take_and_give(t, BUFFER_UPDATE, s->layers, update_bytes(s, t->rank));
 }

@@ -1,7 +1,8 @@
 /* One step twice: run by the engine on kernels whose table of operations counts, and charged by
  * the simulator's scope layers. Every kernel that runs in a phase is charged there with the same
- * sizes, and nothing else is. Not held against each other, as small as the index arrays that they
- * move: copies between host and device (counts, lists, positions of a sum, rows' norms). */
+ * sizes, and nothing else is. Every rank's memory is the simulator's, too. Not held against each
+ * other, as small as the index arrays that they move: copies between host and device (counts,
+ * lists, positions of a sum, rows' norms). */
 #include "kernels/backend.h"
 #include "replay/inside.h"
 #include "sim/cost/work.h"
@@ -26,6 +27,11 @@ static void add(ledger *l, mz_step_charge c) {
 /* ---- what the engine runs ----------------------------------------------------------------------
  */
 
+/* Of every rank: the most at once, and the most of each category. */
+typedef struct holdings {
+    int64_t peak[TINY_RANKS], most[TINY_RANKS][MZ_MEM_CATEGORIES];
+} holdings;
+
 typedef struct counting {
     mz_backend_ops ops; /* first: a context's table is the counter */
     const mz_backend_ops *real;
@@ -34,6 +40,7 @@ typedef struct counting {
     double untimed_s;
     ledger pending; /* what runs now: of which phase is said when it is done */
     ledger all;
+    holdings held;
 } counting;
 
 static counting *of(const mz_kernels *k) {
@@ -220,6 +227,11 @@ static void run_engine(scene *s, counting *c) {
     mz_engine_set_notice(m.engine, done, c);
     assert_ok(scene_run(s, m.engine, &m.err), &m.err);
     assert_ok(mz_engine_update(m.engine, &m.err), &m.err);
+    for (int32_t r = 0; r < s->o.ranks; r++) {
+        const mz_heap_rank *held = mz_heap_of(m.heap, r);
+        c->held.peak[r] = held->peak;
+        memcpy(c->held.most[r], held->most, sizeof held->most);
+    }
     c->engine = NULL;
     m.kernels->ops = c->real;
     machine_close(&m);
@@ -263,7 +275,7 @@ static void make_model(tiny *t, const scene *s) {
     t->options.effects = (mz_step_effects){.other_work = true, .recompute_exchange = true};
 }
 
-static void run_model(scene *s, ledger *l) {
+static void run_model(scene *s, ledger *l, holdings *h) {
     tiny t;
     mz_step *step;
     mz_step_outcome o;
@@ -284,6 +296,10 @@ static void run_model(scene *s, ledger *l) {
             mz_step_add_call(step, 0, 0, i, s->load[i], &s->at[i].call.pairs, s->at[i].plan, &err),
             &err);
     assert_ok(mz_step_finish(step, &o, &err), &err);
+    for (int32_t r = 0; r < s->o.ranks; r++) {
+        h->peak[r] = o.rank_peak_bytes[r];
+        memcpy(h->most[r], o.rank_memory_bytes + (int64_t)r * MZ_MEM_CATEGORIES, sizeof h->most[r]);
+    }
     mz_step_free(&step);
     tiny_free(&t);
 }
@@ -357,7 +373,7 @@ static bool every_phase(mz_phase phase) {
 }
 
 /* Saved activations where experts have several instances: which kept pairs lie where follows from
- * scores, and the simulator takes them to be spread evenly. */
+ * scores, and the simulator takes them to be spread evenly; so neither is memory the same. */
 static bool certain_phase(mz_phase phase) {
     return phase != MZ_PHASE_BACKWARD_DISPATCH && phase != MZ_PHASE_BACKWARD_PACK &&
            phase != MZ_PHASE_BACKWARD_EXPERTS && phase != MZ_PHASE_BACKWARD_COMBINE;
@@ -370,6 +386,26 @@ static int64_t entries_of(const ledger *l, mz_phase phase) {
     return n;
 }
 
+static int unlike(const char *policy, int32_t rank, const char *what, int64_t ran, int64_t said) {
+    if (ran == said)
+        return 0;
+    print_message("%s: rank %d: %s %lld bytes, %lld said\n", policy, rank, what, (long long)ran,
+                  (long long)said);
+    return 1;
+}
+
+static int unlike_memory(const scene *s, const holdings *ran, const holdings *said) {
+    int wrong = 0;
+    for (int32_t r = 0; r < s->o.ranks; r++) {
+        for (int c = 0; c < MZ_MEM_CATEGORIES; c++)
+            if (c != MZ_MEM_WORKSPACE)
+                wrong += unlike(s->o.policy, r, mz_memcat_name((mz_memcat)c), ran->most[r][c],
+                                said->most[r][c]);
+        wrong += unlike(s->o.policy, r, "peak", ran->peak[r], said->peak[r]);
+    }
+    return wrong;
+}
+
 static void compare(const char *policy, const char *optimizer, uint64_t seed,
                     bool (*counts)(mz_phase phase)) {
     const scene_options o = scene_usual(policy, MZ_BF16);
@@ -377,16 +413,19 @@ static void compare(const char *policy, const char *optimizer, uint64_t seed,
     mz_err err;
     counting engine;
     ledger model = {0};
+    holdings said;
     scene_open(&s, &o, seed);
     assert_ok(mz_optimizer_parse(optimizer, &s.optimizer, &err), &err);
     run_engine(&s, &engine);
-    run_model(&s, &model);
+    run_model(&s, &model, &said);
     settle(&engine.all);
     settle(&model);
     assert_true(engine.all.count > 100);
     if (s.policy[0].traits.slots > s.o.experts / s.o.ranks)
         assert_true(entries_of(&engine.all, MZ_PHASE_REPLICA_REDUCE) > 0);
-    const int wrong = differences(policy, &engine.all, &model, counts);
+    int wrong = differences(policy, &engine.all, &model, counts);
+    if (counts == every_phase)
+        wrong += unlike_memory(&s, &engine.held, &said);
     free(engine.all.entry);
     free(model.entry);
     scene_close(&s);
