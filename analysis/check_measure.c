@@ -314,16 +314,21 @@ static mz_code measure_policy(check_result *r, check_policy *p, mz_err *err) {
     return code == MZ_OK ? note_places(r, p, value, err) : code;
 }
 
-/* How fast the machine was, against its calibration: medians of the same probe, which is 0 where a
- * record has none. */
+static double calibrated_probe(const check_result *r, const char *key) {
+    return json_number_value(json_object_get(json_object_get(r->predicted->root, "cluster"), key));
+}
+
+/* How fast the machine was, against its calibration, by the same probe, which is 0 where a record
+ * has none: middle means, as of the times that this is held against. Where the prediction has no
+ * mean, medians. */
 static mz_code note_speed(check_result *r, mz_err *err) {
-    const double calibrated = json_number_value(
-        json_object_get(json_object_get(r->predicted->root, "cluster"), "probe_s"));
+    const double mean = calibrated_probe(r, "probe_mean_s");
+    const double median = calibrated_probe(r, "probe_s");
     int64_t n = 0, all = 0;
     r->speed = 1;
     for (int i = 0; i < r->measured->runs; i++)
         all += r->measured->run[i].probe_s ? r->measured->run[i].steps : 0;
-    if (all == 0 || !(calibrated > 0))
+    if (all == 0 || !(mean > 0 || median > 0))
         return MZ_OK;
     double *value = MZ_NEW(&r->arena, double, all);
     if (!value)
@@ -334,7 +339,8 @@ static mz_code note_speed(check_result *r, mz_err *err) {
                 value[n++] = r->measured->run[i].probe_s[k];
     mz_sort(value, n);
     r->probed = n > 0;
-    r->speed = r->probed ? calibrated / value[n / 2] : 1;
+    if (r->probed)
+        r->speed = mean > 0 ? mean / check_middle_mean(value, n) : median / value[n / 2];
     return MZ_OK;
 }
 

@@ -88,7 +88,9 @@ static mz_code set_shape(const mz_profile *profile, const cluster_spec *spec, mz
         json_object_set_new(cluster->resolved, "ranks", json_integer(cluster->ranks)) ||
         json_object_set_new(cluster->resolved, "ranks_per_device", json_integer(shared)) ||
         (measured && measured->probe_s > 0 &&
-         json_object_set_new(cluster->resolved, "probe_s", json_real(measured->probe_s))))
+         json_object_set_new(cluster->resolved, "probe_s", json_real(measured->probe_s))) ||
+        (measured && measured->probe_mean_s > 0 &&
+         json_object_set_new(cluster->resolved, "probe_mean_s", json_real(measured->probe_mean_s))))
         return mz_fail_nomem(err, "a cluster's values");
     return MZ_OK;
 }

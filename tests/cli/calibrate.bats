@@ -105,6 +105,7 @@ END
     "$python" - <<'END'
 import json
 assert json.load(open("sim.json"))["cluster"]["probe_s"] == json.load(open("now.json"))["measured"]["probe"]
+assert json.load(open("sim.json"))["cluster"]["probe_mean_s"] == json.load(open("now.json"))["measured"]["probe_mean"]
 END
 }
 
