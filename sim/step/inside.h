@@ -168,9 +168,9 @@ typedef struct step_interval {
 } step_interval;
 
 /* Scope layers. Rows that reach a rank from ranks of its own device, itself included, and the
- * messages that they come in: one per (source, instance). */
+ * messages that they come in: one per (source, instance); messages that reach it from elsewhere. */
 typedef struct layers_lanes {
-    int64_t lanes, rows;
+    int64_t lanes, rows, far;
 } layers_lanes;
 
 /* One rank's part of one layer call beyond step_rank_work: what its exchanges copy within the
@@ -297,8 +297,9 @@ struct mz_step {
     size_t alone_cap;
     mz_ports *ports;     /* one exchange at a time */
     double *clock;       /* [ranks] by device: when it is free */
-    double met;          /* when all devices were last in an exchange */
+    double *met;         /* [ranks] likewise: its clock when all were last in one place */
     int64_t *copy_lanes; /* [ranks] of the exchange being collected, by receiver */
+    int64_t *far_lanes;  /* [ranks] likewise, from other devices */
     double *copy_bytes;
     layers_further *further;
     size_t furthers, further_cap;
