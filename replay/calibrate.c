@@ -38,6 +38,28 @@ static char *next_part(const calibration *c, char *pool, int64_t *at, int64_t by
     return part;
 }
 
+/* The same of blocks, where it fits one and there are any. */
+static char *next_short(const calibration *c, calibrate_blocks *b, int64_t bytes) {
+    const int64_t size = (bytes + 255) / 256 * 256;
+    if (c->blocks == 0 || size > CALIBRATE_BLOCK)
+        return NULL;
+    if (b->at % CALIBRATE_BLOCK + size > CALIBRATE_BLOCK)
+        b->at += CALIBRATE_BLOCK - b->at % CALIBRATE_BLOCK;
+    char *part = b->block[b->at / CALIBRATE_BLOCK % c->blocks] + b->at % CALIBRATE_BLOCK;
+    b->at += size;
+    return part;
+}
+
+static char *next_input(calibration *c, int64_t bytes) {
+    char *part = next_short(c, &c->short_inputs, bytes);
+    return part ? part : next_part(c, c->inputs, &c->input_at, bytes);
+}
+
+static char *next_result(calibration *c, int64_t bytes) {
+    char *part = next_short(c, &c->short_results, bytes);
+    return part ? part : next_part(c, c->results, &c->result_at, bytes);
+}
+
 /* Calls of one sample, the first of all warms up. Small ones, which a stray interrupt hits hardest,
  * thrice; the number depends on sizes alone, as calls may be collective. */
 static mz_code time_calls(calibration *c, calibrate_run bind, calibrate_run run, const void *sizes,
@@ -46,8 +68,7 @@ static mz_code time_calls(calibration *c, calibrate_run bind, calibrate_run run,
     const int calls = in_bytes + out_bytes <= SMALL ? CALLS : 1;
     double times[CALLS];
     for (int i = c->round == 0 ? -1 : 0; i < calls; i++) {
-        char *in = next_part(c, c->inputs, &c->input_at, in_bytes);
-        char *out = next_part(c, c->results, &c->result_at, out_bytes);
+        char *in = next_input(c, in_bytes), *out = next_result(c, out_bytes);
         if (bind && bind(c, sizes, in, out) != MZ_K_OK)
             return calibrate_failed(c, "a sample", err);
         const double start = mz_now();
@@ -144,24 +165,31 @@ static void finish_series(calibration *c, int kind) {
         fit->sample[i].seconds = calibrate_mean(c, kind, i);
 }
 
-/* bf16 values in +-1 over the whole input pool: read as fp32 they are finite as well. */
+enum { PIECE = 1 << 16, PIECE_BYTES = PIECE * 2 };
+
+static mz_kstatus fill(const calibration *c, char *to, int64_t bytes, const uint16_t *piece) {
+    mz_kstatus status = MZ_K_OK;
+    for (int64_t at = 0; status == MZ_K_OK && at + PIECE_BYTES <= bytes; at += PIECE_BYTES) {
+        status = mz_kernels_copy(c->kernels, 0, MZ_COPY_IN, to + at, piece, PIECE_BYTES);
+        if (status == MZ_K_OK)
+            status = mz_kernels_sync(c->kernels, 0);
+    }
+    return status;
+}
+
+/* bf16 values in +-1 over the whole input memory: read as fp32 they are finite as well. */
 static mz_code fill_inputs(calibration *c, mz_err *err) {
-    enum { PIECE = 1 << 16 };
-    uint16_t *piece = malloc(PIECE * sizeof *piece);
+    uint16_t *piece = malloc(PIECE_BYTES);
     if (!piece)
         return mz_fail_nomem(err, "calibration data");
     mz_rng rng = mz_rng_make(1, 1);
     for (int32_t i = 0; i < PIECE; i++)
         piece[i] = mz_probe_operand(&rng);
-    mz_code code = MZ_OK;
-    const int64_t bytes = PIECE * (int64_t)sizeof *piece;
-    for (int64_t at = 0; code == MZ_OK && at + bytes <= c->options.pool_bytes; at += bytes)
-        if (mz_kernels_copy(c->kernels, 0, MZ_COPY_IN, c->inputs + at, piece, (size_t)bytes) !=
-                MZ_K_OK ||
-            mz_kernels_sync(c->kernels, 0) != MZ_K_OK)
-            code = calibrate_failed(c, "its data", err);
+    mz_kstatus status = fill(c, c->inputs, c->options.pool_bytes, piece);
+    for (int32_t i = 0; status == MZ_K_OK && i < c->blocks; i++)
+        status = fill(c, c->short_inputs.block[i], CALIBRATE_BLOCK, piece);
     free(piece);
-    return code;
+    return status == MZ_K_OK ? MZ_OK : calibrate_failed(c, "its data", err);
 }
 
 mz_code calibrate_experts(calibration *c, int32_t experts, mz_err *err) {
@@ -212,17 +240,32 @@ static mz_code make_lists(calibration *c, mz_err *err) {
                                                      : calibrate_failed(c, "its lists", err);
 }
 
+static mz_kstatus take_memory(calibration *c) {
+    const int64_t bytes = c->options.pool_bytes, most = bytes / 2 / CALIBRATE_BLOCK;
+    mz_kernels *k = c->kernels;
+    mz_kstatus status = mz_kernels_alloc(k, (size_t)bytes, (void **)&c->inputs);
+    if (status == MZ_K_OK)
+        status = mz_kernels_alloc(k, (size_t)bytes, (void **)&c->results);
+    if (status == MZ_K_OK)
+        status = mz_kernels_zero(k, 0, c->results, (size_t)bytes);
+    c->blocks = most < CALIBRATE_BLOCKS ? (int32_t)most : CALIBRATE_BLOCKS;
+    for (int32_t i = 0; status == MZ_K_OK && i < c->blocks; i++) {
+        status = mz_kernels_alloc(k, CALIBRATE_BLOCK, (void **)&c->short_inputs.block[i]);
+        if (status == MZ_K_OK)
+            status = mz_kernels_alloc(k, CALIBRATE_BLOCK, (void **)&c->short_results.block[i]);
+        if (status == MZ_K_OK)
+            status = mz_kernels_zero(k, 0, c->short_results.block[i], CALIBRATE_BLOCK);
+    }
+    return status;
+}
+
 static mz_code prepare(calibration *c, mz_err *err) {
     c->all = MZ_NEW(c->arena, double, c->transport->ranks);
     c->mine = MZ_NEW(c->arena, double, c->transport->end - c->transport->first);
     c->stretch = MZ_NEW(c->arena, double, c->transport->processes);
     if (!c->all || !c->mine || !c->stretch)
         return mz_fail_nomem(err, "calibration");
-    if (mz_kernels_alloc(c->kernels, (size_t)c->options.pool_bytes, (void **)&c->inputs) !=
-            MZ_K_OK ||
-        mz_kernels_alloc(c->kernels, (size_t)c->options.pool_bytes, (void **)&c->results) !=
-            MZ_K_OK ||
-        mz_kernels_zero(c->kernels, 0, c->results, (size_t)c->options.pool_bytes) != MZ_K_OK)
+    if (take_memory(c) != MZ_K_OK)
         return calibrate_failed(c, "its pools", err);
     mz_code code = fill_inputs(c, err);
     if (code == MZ_OK)
@@ -282,6 +325,10 @@ static void release(calibration *c) {
                          c->shuffled, c->weight,  c->begin,   c->quota};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
         mz_kernels_free(c->kernels, all[i]);
+    for (int32_t i = 0; i < c->blocks; i++) {
+        mz_kernels_free(c->kernels, c->short_inputs.block[i]);
+        mz_kernels_free(c->kernels, c->short_results.block[i]);
+    }
     mz_probe_free(&c->probe);
     free(c->probed.value);
     free(c->packed.value);

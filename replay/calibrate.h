@@ -5,7 +5,9 @@
  * shared machine is slow falls on single rounds of many samples and not on all of one: a sample is
  * the mean over rounds, the fastest and the slowest left out, of the mean over processes. The mean,
  * not the median: a step is made of many kernels and contains such episodes in their proportion.
- * Operands are taken from a pool larger than the caches, a different part for every call.
+ * Operands are taken from memory larger than the caches, a different part for every call; those of
+ * up to 15 MiB from blocks of that size, as a replay has them, not from where long ones have huge
+ * pages.
  *
  * Shapes are chosen over a grid of powers of two and odd sizes between them, not for one model;
  * `hidden` and `intermediate` may add a model's own. */
@@ -21,7 +23,8 @@ typedef struct mz_calibration_options {
     int64_t hidden, intermediate; /* further shape; 0: none */
     int32_t rounds;               /* over all samples; >= 3 */
     int64_t pool_bytes;           /* of each of two pools, inputs and results; at least 1 MiB.
-                                     Samples that do not fit are left out */
+                                     Samples that do not fit are left out. Half as much beside
+                                     them, 120 MiB at most, is blocks for short parts */
 } mz_calibration_options;
 
 /* The grid without further shapes, seven rounds, pools of 256 MiB. */

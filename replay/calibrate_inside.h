@@ -21,6 +21,15 @@ typedef struct calibrate_seconds {
  * few tiles and many of one size, size tiles of a worker. */
 enum { CALIBRATE_WIRE = MZ_WORKS, CALIBRATE_ALONE, CALIBRATE_CALL, CALIBRATE_KINDS };
 
+/* Blocks of which short parts are taken: as a replay's own they are too short for the huge pages
+ * that an allocator has for long ones. */
+enum { CALIBRATE_BLOCK = 15 << 20, CALIBRATE_BLOCKS = 8 };
+
+typedef struct calibrate_blocks {
+    char *block[CALIBRATE_BLOCKS];
+    int64_t at; /* bytes through all of them */
+} calibrate_blocks;
+
 typedef struct calibration {
     mz_kernels *kernels;
     mz_transport *transport;
@@ -30,7 +39,9 @@ typedef struct calibration {
     mz_measured *measured;
     char *inputs, *results; /* pools; results are zero at first, inputs never written */
     int64_t input_at, result_at;
-    void *scratch; /* workspace of operations */
+    calibrate_blocks short_inputs, short_results; /* likewise */
+    int32_t blocks;                               /* of each; 0: the pools are short themselves */
+    void *scratch;                                /* workspace of operations */
     size_t scratch_bytes;
     /* lists of pair numbers, most of them: 0, 1, 2, ...; in a random order; experts of pairs */
     int64_t *counting, *shuffled, *begin, *quota;
@@ -79,9 +90,9 @@ mz_code calibrate_failed(calibration *c, const char *what, mz_err *err);
 mz_code calibrate_rows(calibration *c, mz_err *err);     /* calibrate_rows.c */
 mz_code calibrate_products(calibration *c, mz_err *err); /* calibrate_products.c */
 void calibrate_alone(calibration *c);                    /* calibrate_products.c */
-mz_code calibrate_copies(calibration *c, mz_err *err);   /* calibrate_rows.c: lanes */
 mz_code calibrate_updates(calibration *c, mz_err *err);  /* calibrate_updates.c */
-mz_code calibrate_wire(calibration *c, mz_err *err);
+mz_code calibrate_copies(calibration *c, mz_err *err);   /* calibrate_lanes.c */
+mz_code calibrate_wire(calibration *c, mz_err *err);     /* calibrate_lanes.c */
 
 /* calibrate_speed.c: one more time of either probe; many of both in turn; what they come to. */
 mz_code calibrate_probe_product(calibration *c, mz_err *err);

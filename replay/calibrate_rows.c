@@ -1,11 +1,11 @@
-/* Kernels that memory binds, and copies between ranks of one process. */
+/* Kernels that memory binds. */
 #include "replay/calibrate_inside.h"
 #include "common/base/rng.h"
 #include "sim/cost/work.h"
 
 #include <stdlib.h>
 
-enum { VALUE = 2, LANES_MOST = 1024, SEGMENTS = 256 };
+enum { VALUE = 2, SEGMENTS = 256 };
 
 /* tokens: where their number does not follow from that of the rows. */
 typedef struct row_sizes {
@@ -339,79 +339,5 @@ mz_code calibrate_rows(calibration *c, mz_err *err) {
             code = sample_combine_some(c, *rows, *cols, err);
     for (int i = 0; code == MZ_OK && i < LENGTH_KINDS; i++)
         code = sample_lengths(c, &length_kinds[i], err);
-    return code;
-}
-
-/* ---- copies between ranks of one process --------------------------------------------------------
- */
-
-typedef struct copy_sizes {
-    int64_t lanes, bytes; /* bytes: of all lanes */
-    mz_lane *lane;
-} copy_sizes;
-
-static mz_kstatus run_copies(calibration *c, const void *sizes, char *in, char *out) {
-    const copy_sizes *s = sizes;
-    const int64_t each = s->bytes / s->lanes;
-    const int32_t rank = c->transport->first;
-    mz_err err;
-    for (int64_t i = 0; i < s->lanes; i++)
-        s->lane[i] = (mz_lane){rank, rank, in + i * each, out + i * each, (size_t)each};
-    return mz_transport_exchange(c->transport, s->lane, s->lanes, NULL, &err) == MZ_OK
-               ? MZ_K_OK
-               : MZ_K_EFAILED;
-}
-
-mz_code calibrate_copies(calibration *c, mz_err *err) {
-    static const int64_t lanes[] = {1, 16, 128, 1024, 0};
-    static const int64_t bytes[] = {1 << 12, 1 << 16, 1 << 19, 1 << 22, 1 << 24, 1 << 26, 0};
-    mz_code code = calibrate_begin(c, MZ_WORK_COPY, SAMPLES_MOST, err);
-    mz_lane *lane = MZ_NEW(c->arena, mz_lane, LANES_MOST);
-    if (code == MZ_OK && !lane)
-        return mz_fail_nomem(err, "lanes");
-    for (const int64_t *l = lanes; code == MZ_OK && *l; l++)
-        for (const int64_t *b = bytes; code == MZ_OK && *b; b++) {
-            const copy_sizes s = {*l, *b, lane};
-            double seconds = 0;
-            if (*b > c->options.pool_bytes)
-                continue;
-            code = calibrate_time(c, NULL, run_copies, &s, *b, *b, &seconds, err);
-            if (code == MZ_OK)
-                calibrate_add(c, MZ_WORK_COPY, (double)*l, (double)*b,
-                              mz_work_bytes(MZ_WORK_COPY, *l, *b, 0), seconds);
-        }
-    return code;
-}
-
-/* Every process to the next one at once, the first ranks of both; alone: to itself. */
-static mz_kstatus run_ring(calibration *c, const void *sizes, char *in, char *out) {
-    const copy_sizes *s = sizes;
-    const mz_transport *t = c->transport;
-    const int32_t each = t->end - t->first;
-    mz_err err;
-    for (int32_t p = 0; p < t->processes; p++) {
-        const int32_t next = (p + 1) % t->processes;
-        s->lane[p] = (mz_lane){p * each, next * each, in, out, (size_t)s->bytes};
-    }
-    return mz_transport_exchange(c->transport, s->lane, t->processes, NULL, &err) == MZ_OK
-               ? MZ_K_OK
-               : MZ_K_EFAILED;
-}
-
-mz_code calibrate_wire(calibration *c, mz_err *err) {
-    enum { SIZES = 8 };
-    static const int64_t bytes[SIZES] = {1 << 8,  1 << 12, 1 << 14, 1 << 16,
-                                         1 << 18, 1 << 20, 1 << 22, 1 << 24};
-    mz_code code = calibrate_begin(c, CALIBRATE_WIRE, SIZES, err);
-    mz_lane *lane = MZ_NEW(c->arena, mz_lane, c->transport->processes);
-    if (code == MZ_OK && !lane)
-        return mz_fail_nomem(err, "lanes");
-    for (int i = 0; code == MZ_OK && i < SIZES && bytes[i] <= c->options.pool_bytes; i++) {
-        const copy_sizes s = {1, bytes[i], lane};
-        double seconds = 0;
-        code = calibrate_time(c, NULL, run_ring, &s, bytes[i], bytes[i], &seconds, err);
-        if (code == MZ_OK)
-            calibrate_add(c, CALIBRATE_WIRE, 0, 1, (double)bytes[i], seconds);
-    }
     return code;
 }

@@ -42,7 +42,7 @@ static const mz_opt calibrate_options[] = {
      0, 1 << 20},
     {"repeats", 0, MZ_OPT_INT, AT(repeats), "7", "N", "rounds over all samples", 3, 1001},
     {"pool", 0, MZ_OPT_REAL, AT(pool), "256 MiB", "BYTES",
-     "memory that operands are taken from, twice; larger samples are left out", 1 << 20, 1e13,
+     "memory that operands are taken from, thrice; larger samples are left out", 1 << 20, 1e13,
      MZ_UNIT_BYTES},
     {"timeout", 0, MZ_OPT_REAL, AT(timeout), "30", "S", "give a silent process up after this", 0.1,
      1e6, MZ_UNIT_SECONDS},

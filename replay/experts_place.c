@@ -278,12 +278,14 @@ static mz_code store(mz_experts *x, int32_t layer, experts_arrival *a, mz_err *e
 static mz_code move_arrivals(mz_experts *x, int32_t layer, int32_t row, mz_err *err) {
     mz_engine *e = x->e;
     mz_code code = MZ_OK;
+    bool untimed = false;
     for (int64_t i = 0; code == MZ_OK && i < x->arrivals; i++)
         code = receive(x, layer, &x->arrival[i], err);
     if (code == MZ_OK)
         code = experts_run_pieces(x, MZ_PHASE_WEIGHT_MOVE, row, err);
     for (int64_t i = 0; code == MZ_OK && i < x->arrivals; i++) {
         experts_arrival *a = &x->arrival[i];
+        untimed = untimed || a->budget == 0;
         if (!experts_local(x, a->rank))
             continue;
         const double start = mz_now();
@@ -293,6 +295,10 @@ static mz_code move_arrivals(mz_experts *x, int32_t layer, int32_t row, mz_err *
         else if (code == MZ_OK)
             code = engine_charge(e, a->rank, MZ_PHASE_WEIGHT_MOVE, row, start, err);
     }
+    const double stored = mz_now();
+    if (code == MZ_OK && untimed)
+        code = experts_meet(x, err);
+    engine_untimed(e, stored);
     for (int64_t i = 0; i < x->arrivals; i++)
         mz_heap_give(e->heap, &x->arrival[i].received);
     x->arrivals = 0;
@@ -327,6 +333,8 @@ mz_code experts_place(mz_experts *x, const mz_replay_call *call, const mz_plan *
     mz_code code = fill_slots(x, call, plan, &whole_step, err);
     if (code == MZ_OK)
         code = follow_owners(x, call, plan, err);
+    if (code == MZ_OK && !x->placed[call->layer]) /* weights were made */
+        code = experts_meet(x, err);
     engine_untimed(x->e, start);
     x->placed[call->layer] = true;
     if (code == MZ_OK)

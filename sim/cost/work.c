@@ -33,6 +33,7 @@ double mz_work_bytes(mz_work work, int64_t rows, int64_t cols, int64_t more) {
     case MZ_WORK_ADD:
         return bf16_bytes * (n + 2) * (double)cols;
     case MZ_WORK_COPY:
+    case MZ_WORK_EXCHANGE:
         return 2 * (double)cols;
     case MZ_WORK_ZERO:
         return (double)cols;

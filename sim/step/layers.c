@@ -5,9 +5,9 @@
  * and waits for it before the next. So time is a clock per device. What is enqueued for one rank
  * and phase takes a launch, then its kernels or the launches behind the first, whichever is longer,
  * then the host's synchronisation. An exchange: every rank's messages from ranks of its own process
- * are copied, its own included, by the receiver; then all processes have entered - as calibration
- * found, the slowest is late by a part of the time since they last met - and the rest travels
- * between devices, one member each. A rank is charged its copies and an equal share of the
+ * are copied, its own included, by the receiver; then all processes have entered - any of them may
+ * be the slow one, by as much of the time since they last met as calibration found - and the rest
+ * travels between devices. A rank is charged its copies and an equal share of the
  * rest of its process's time in the exchange, waiting included, as the replay charges it. */
 #include "sim/policy/lrmoe.h"
 #include "sim/step/inside.h"
@@ -26,11 +26,14 @@ enum {
 mz_code layers_create(mz_step *s, mz_err *err) {
     mz_arena *a = &s->arena;
     s->clock = MZ_NEW(a, double, s->ranks);
+    s->met = MZ_NEW(a, double, s->ranks);
     s->copy_lanes = MZ_NEW(a, int64_t, s->ranks);
     s->copy_bytes = MZ_NEW(a, double, s->ranks);
+    s->far_lanes = MZ_NEW(a, int64_t, s->ranks);
     s->of_expert = MZ_NEW(a, int64_t, s->ep);
     s->kept_of_expert = MZ_NEW(a, int64_t, s->ep);
-    if (!s->clock || !s->copy_lanes || !s->copy_bytes || !s->of_expert || !s->kept_of_expert)
+    if (!s->clock || !s->met || !s->copy_lanes || !s->copy_bytes || !s->far_lanes ||
+        !s->of_expert || !s->kept_of_expert)
         return mz_fail_nomem(err, "a step");
     const mz_code code = layers_create_moves(s, err);
     return code == MZ_OK ? mz_ports_create(&s->cluster->topology, &s->ports, err) : code;
@@ -50,11 +53,34 @@ static void charge(mz_step *s, int32_t rank, mz_phase phase, int32_t layer, doub
     s->clock[s->cluster->topology.device[rank]] += seconds;
 }
 
-static double latest(const mz_step *s) {
-    double time = 0;
-    for (int32_t d = 0; d < s->ranks / s->cluster->ranks_per_device; d++)
-        time = fmax(time, s->clock[d]);
-    return time;
+static int32_t devices_of(const mz_step *s) {
+    return s->ranks / s->cluster->ranks_per_device;
+}
+
+/* From here on all devices are in one place. In a replay they meet off its clock, too, where data
+ * is made: nobody is charged for waiting there. */
+static void meet(mz_step *s) {
+    memcpy(s->met, s->clock, sizeof *s->met * (size_t)devices_of(s));
+}
+
+/* When a device's clock will stand there, by as much slower or faster than the mean as stated. */
+static double clock_at(const mz_step *s, int32_t device, bool since_met, double slower) {
+    const double passed = s->clock[device] - s->met[device];
+    return (since_met ? 0 : s->met[device]) + (1 + slower) * passed;
+}
+
+/* When the last device is where all are to meet next. Clocks are of mean speeds: the mean over who
+ * is slow, the others then as much faster together. */
+static double last_of(const mz_step *s, bool since_met) {
+    const mz_measured *measured = s->cluster->device.measured;
+    const int32_t devices = devices_of(s);
+    const double slower = measured && devices > 1 ? measured->uneven : 0;
+    double others = 0, sum = 0;
+    for (int32_t d = 0; d < devices; d++)
+        others = fmax(others, clock_at(s, d, since_met, devices > 1 ? -slower / (devices - 1) : 0));
+    for (int32_t d = 0; d < devices; d++)
+        sum += fmax(others, clock_at(s, d, since_met, slower));
+    return sum / devices;
 }
 
 layers_burst layers_burst_of(mz_step *s, int32_t rank, mz_phase phase, int32_t layer) {
@@ -122,16 +148,42 @@ static mz_exchange fold_devices(mz_step *s, int32_t devices) {
                          .rounds = 1};
 }
 
-/* When the last device enters an exchange: the clocks are of mean speeds. */
-static double all_entered(const mz_step *s) {
-    const mz_measured *measured = s->cluster->device.measured;
-    const double ready = latest(s);
-    return ready + (measured ? measured->uneven * (ready - s->met) : 0);
+/* Most that a device receives of it, in messages and bytes. */
+static double most_received(const mz_step *s, const mz_exchange *x, int64_t *lanes) {
+    const int32_t each = s->cluster->ranks_per_device;
+    double bytes = 0;
+    *lanes = 0;
+    for (int32_t d = 0; d < x->members; d++) {
+        int64_t sum = 0;
+        for (int32_t r = d * each; r < (d + 1) * each; r++)
+            sum += s->far_lanes[r];
+        *lanes = sum > *lanes ? sum : *lanes;
+        bytes = fmax(bytes, x->recv_inside[d] + x->recv_outside[d]);
+    }
+    return bytes;
 }
 
-/* Runs the exchange collected: s->copy_*, and s->lane_out by rank. */
+/* When each device is done with messages that all start at once: where it was measured, by number
+ * and bytes, none of them before the one that receives most. */
+static void pass_messages(mz_step *s, const mz_exchange *x, double *finish) {
+    const mz_measured *measured = s->cluster->device.measured;
+    if (!measured || measured->fit[MZ_WORK_EXCHANGE].samples == 0) {
+        mz_ports_clear(s->ports);
+        mz_ports_serve(s->ports, x, 0, finish);
+        return;
+    }
+    int64_t lanes;
+    const int64_t bytes = (int64_t)most_received(s, x, &lanes);
+    const double seconds = mz_cost_work(&s->cluster->device, MZ_WORK_EXCHANGE, lanes, bytes,
+                                        mz_work_bytes(MZ_WORK_EXCHANGE, lanes, bytes, 0));
+    for (int32_t d = 0; d < x->members; d++)
+        finish[d] = seconds;
+}
+
+/* Runs the exchange collected: s->copy_*, and s->lane_out and s->far_lanes by rank. Without bytes
+ * between them devices do not meet. */
 void layers_exchange(mz_step *s, mz_phase phase, int32_t layer) {
-    const int32_t each = s->cluster->ranks_per_device, devices = s->ranks / each;
+    const int32_t each = s->cluster->ranks_per_device, devices = devices_of(s);
     for (int32_t r = 0; r < s->ranks; r++) {
         layers_burst b = layers_burst_of(s, r, phase, layer);
         layers_add(&b, MZ_WORK_COPY, s->copy_lanes[r], (int64_t)s->copy_bytes[r], 0);
@@ -143,27 +195,30 @@ void layers_exchange(mz_step *s, mz_phase phase, int32_t layer) {
         return;
     const mz_exchange x = fold_devices(s, devices);
     double *finish = s->busy; /* filled at the end of the step */
-    const double ready = all_entered(s);
-    mz_ports_clear(s->ports);
-    mz_ports_serve(s->ports, &x, 0, finish);
+    int64_t lanes;
+    if (!(most_received(s, &x, &lanes) > 0))
+        return;
+    const double ready = last_of(s, true);
+    pass_messages(s, &x, finish);
     for (int32_t d = 0; d < devices; d++) {
-        const double rest = ready + finish[d] - s->clock[d];
+        const double rest = s->met[d] + ready + finish[d] - s->clock[d];
         for (int32_t r = d * each; r < (d + 1) * each; r++)
             charge(s, r, phase, layer, rest / each);
     }
-    s->met = latest(s);
+    meet(s);
 }
 
 void layers_no_lanes(mz_step *s) {
     for (int i = 0; i < 4; i++)
         memset(s->lane_out[i], 0, sizeof *s->lane_out[i] * (size_t)s->ranks);
+    memset(s->far_lanes, 0, sizeof *s->far_lanes * (size_t)s->ranks);
 }
 
 /* ---- exchanges of a call -----------------------------------------------------------------------
  */
 
 /* Rows, and beside those of a call with scores or a router's gradient one number per pair, in
- * messages of their own. */
+ * messages of their own; between devices these are so short that they all go in one. */
 static void exchange_rows(mz_step *s, const step_at *at, step_traffic traffic, mz_phase phase) {
     const layers_work *work = layers_work_at(s, at->micro_batch, at->moe);
     const double row = (double)step_row_bytes(s, at->call, traffic);
@@ -176,19 +231,24 @@ static void exchange_rows(mz_step *s, const step_at *at, step_traffic traffic, m
                                : traffic == TRAFFIC_BACK_DISPATCH ? w->back_in
                                                                   : w->back_out;
         collect_copies(s, r, parts * l.lanes, row * (double)l.rows);
-        if (traffic == TRAFFIC_BACK_DISPATCH)
+        s->far_lanes[r] = l.far + (parts > 1 && l.far > 0 && r % s->cluster->ranks_per_device == 0);
+        if (traffic == TRAFFIC_BACK_DISPATCH) {
             collect_copies(s, r, w->again_in.lanes, again * (double)w->again_in.rows);
+            s->far_lanes[r] += w->again_in.far;
+        }
         step_fill_lanes(s, at, traffic, WHOLE_CALL, r);
     }
     step_count_traffic(s, at->call, traffic);
     layers_exchange(s, phase, at->layer);
 }
 
-/* `bytes` of every rank, which the host has, to all processes. */
+/* `bytes` of every rank, which the host has, to all processes: once to each. */
 static void gather_all(mz_step *s, double bytes, mz_phase phase, int32_t layer) {
+    const int32_t each = s->cluster->ranks_per_device;
     for (int32_t r = 0; r < s->ranks; r++) {
-        s->lane_out[0][r] = s->lane_out[1][r] = bytes * s->peers_in[r];
-        s->lane_out[2][r] = s->lane_out[3][r] = bytes * s->peers_out[r];
+        s->lane_out[0][r] = s->lane_out[1][r] = bytes * s->peers_in[r] / each;
+        s->lane_out[2][r] = s->lane_out[3][r] = bytes * s->peers_out[r] / each;
+        s->far_lanes[r] = r % each == 0 ? (s->peers_in[r] + s->peers_out[r]) / each : 0;
     }
     layers_exchange(s, phase, layer);
 }
@@ -202,6 +262,7 @@ void layers_message(mz_step *s, int32_t src, int32_t dst, int64_t messages, doub
     const int out = t->domain[src] != t->domain[dst] ? 2 : 0;
     s->lane_out[out][src] += bytes;
     s->lane_out[out + 1][dst] += bytes;
+    s->far_lanes[dst] += messages;
 }
 
 /* ---- phases of a call --------------------------------------------------------------------------
@@ -222,7 +283,7 @@ static void plan_call(mz_step *s, const step_at *at) {
     const double seconds = (decided ? s->decide_cost + s->hidden_cost : 0) + s->route_cost;
     for (int32_t r = 0; r < s->ranks; r++) /* once per process; it stands at every rank */
         *step_detail_at(s, at->layer, r, MZ_PHASE_PLANNER) += seconds;
-    for (int32_t d = 0; d < s->ranks / s->cluster->ranks_per_device; d++)
+    for (int32_t d = 0; d < devices_of(s); d++)
         s->clock[d] += seconds;
     s->planner_s += seconds;
 }
@@ -299,6 +360,7 @@ static void combine_rows(mz_step *s, const step_at *at, int32_t r, int64_t rows,
 }
 
 static void forward_call(mz_step *s, const step_at *at) {
+    meet(s);
     group(s, at);
     tell_counts(s, at);
     plan_call(s, at);
@@ -419,6 +481,7 @@ static void recompute(mz_step *s, const step_at *at) {
 }
 
 static void backward_call(mz_step *s, const step_at *at) {
+    meet(s);
     if (s->options.recompute == MZ_RECOMPUTE_FULL && !(at->call->lossy && s->traits.resend))
         recompute(s, at);
     if (at->call->lossy)
@@ -525,7 +588,7 @@ static void update(mz_step *s) {
 
 /* A rank waits while others of its device run; planning is within that, as a replay has it. */
 static void fill_outcome(mz_step *s, mz_step_outcome *o) {
-    o->time_s = latest(s);
+    o->time_s = last_of(s, false);
     for (int32_t r = 0; r < s->ranks; r++) {
         double covered = 0;
         s->busy[r] = 0;
@@ -552,7 +615,8 @@ static void fill_outcome(mz_step *s, mz_step_outcome *o) {
 void layers_run(mz_step *s, mz_step_outcome *outcome) {
     memset(s->clock, 0, sizeof *s->clock * (size_t)s->ranks);
     step_clear_detail(s);
-    s->planner_s = s->met = 0;
+    memset(s->met, 0, sizeof *s->met * (size_t)s->ranks);
+    s->planner_s = 0;
     for (int32_t b = 0; b < s->micro_batches; b++) {
         for (int32_t m = 0; m < s->moe; m++) {
             const step_at at = step_at_of(s, b, m, 0);
@@ -563,7 +627,7 @@ void layers_run(mz_step *s, mz_step_outcome *outcome) {
             backward_call(s, &at);
         }
     }
-    outcome->moe_s = latest(s);
+    outcome->moe_s = last_of(s, false);
     update(s);
     fill_outcome(s, outcome);
 }

@@ -15,6 +15,11 @@ static void add_lane(layers_lanes *lanes, int64_t rows) {
     lanes->rows += rows;
 }
 
+/* The same from a rank of another process. */
+static void add_far(layers_lanes *lanes, int64_t rows) {
+    lanes->far += rows > 0;
+}
+
 static bool same_process(const mz_step *s, const step_at *at, int32_t a, int32_t b) {
     const int32_t *device = s->cluster->topology.device + at->first;
     return device[a] == device[b];
@@ -22,10 +27,9 @@ static bool same_process(const mz_step *s, const step_at *at, int32_t a, int32_t
 
 static void add_forward(const mz_step *s, const step_at *at, int32_t source, int32_t rank,
                         int64_t rows, layers_work *work) {
-    if (!same_process(s, at, source, rank))
-        return;
-    add_lane(&work[rank].in, rows);
-    add_lane(&work[source].out, rows);
+    void (*add)(layers_lanes *, int64_t) = same_process(s, at, source, rank) ? add_lane : add_far;
+    add(&work[rank].in, rows);
+    add(&work[source].out, rows);
 }
 
 /* Padded buffers go from every source to every expert, used or not. */
@@ -66,13 +70,13 @@ static void backward_instance(mz_step *s, const mz_plan *plan, const step_at *at
         const int64_t rows = plan->back_pairs[k];
         int64_t stay = s->traits.resend ? 0 : layers_kept_here(s, source, s->source_rows[source]);
         stay = stay < rows ? stay : rows;
-        if (!same_process(s, at, source, rank))
-            continue;
-        add_lane(&work[rank].back_in, stay);
-        add_lane(&work[source].back_out, stay);
-        add_lane(&work[rank].back_in, rows - stay);
-        add_lane(&work[source].back_out, rows - stay);
-        add_lane(&work[rank].again_in, rows - stay);
+        void (*add)(layers_lanes *, int64_t) =
+            same_process(s, at, source, rank) ? add_lane : add_far;
+        add(&work[rank].back_in, stay);
+        add(&work[source].back_out, stay);
+        add(&work[rank].back_in, rows - stay);
+        add(&work[source].back_out, rows - stay);
+        add(&work[rank].again_in, rows - stay);
     }
     for (int64_t k = plan->entry_begin[i]; k < plan->entry_begin[i + 1]; k++)
         s->source_rows[plan->entry_source[k]] = 0;

@@ -160,8 +160,12 @@ static void two_devices(void **state) {
     tiny_free(&t);
 }
 
-/* The same where the slower process lags a tenth behind the mean of what both do between exchanges.
- */
+/* Either of the two may be the slow one, by a tenth of the time since both met, and the other one
+ * is as much faster: the mean of both cases. */
+static double slower_of(double a, double b) {
+    return (fmax(1.1 * a, 0.9 * b) + fmax(0.9 * a, 1.1 * b)) / 2;
+}
+
 static void two_uneven_devices(void **state) {
     tiny t;
     mz_step *step;
@@ -174,11 +178,92 @@ static void two_uneven_devices(void **state) {
     mz_step_free(&step);
     t.cluster.device.measured = &measured;
     tiny_step(&t, 1, &step, &uneven);
-    const double group = memory(12 * 24 + 16 * E), own = memory(2 * 8 * E);
-    assert_close(of(&uneven, 0, 0, MZ_PHASE_COUNT_EXCHANGE), counted + 0.1 * (group + own));
-    const double pack = memory((32 + 2 * ROW) * 24), copy = memory(2 * ROW * 16);
-    assert_close(of(&uneven, 0, 0, MZ_PHASE_DISPATCH), dispatched + 0.1 * (pack + copy));
+    const double own = memory(2 * 8 * E);
+    const double group[2] = {memory(12 * 24 + 16 * E) + own, memory(12 * 16 + 16 * E) + own};
+    assert_close(of(&uneven, 0, 0, MZ_PHASE_COUNT_EXCHANGE),
+                 counted + slower_of(group[0], group[1]) - group[0]);
+    /* So unequal that it is always the same one: no more than its own time. */
+    const double pack[2] = {memory((32 + 2 * ROW) * 24 + 2 * ROW * 16),
+                            memory((32 + 2 * ROW) * 16 + 2 * ROW * 6)};
+    assert_true(0.9 * pack[0] > 1.1 * pack[1]);
+    assert_close(of(&uneven, 0, 0, MZ_PHASE_DISPATCH), dispatched);
+    /* As equal as they are after the norms' sum the end comes a tenth of the update later. */
     assert_true(uneven.time_s > step_s && uneven.time_s < 1.1 * step_s);
+    mz_step_free(&step);
+    tiny_free(&t);
+}
+
+/* Processes meet off the clock where a layer's data is made: what one was ahead then, it need not
+ * wait for at the next exchange. The update is after the last one: the step ends with the slow one.
+ */
+static void off_the_clock(void **state) {
+    tiny t;
+    mz_step *step;
+    mz_step_outcome o;
+    mz_measured measured = {.processes = 2, .workers = 1, .alone = 1, .uneven = 0.1};
+    make(&t, "mm", 1);
+    tiny_step(&t, 1, &step, &o);
+    const double group[2] = {memory(12 * 24 + 16 * E), memory(12 * 16 + 16 * E)};
+    const double own = memory(2 * 8 * E), counts = 8 * E / 1e10 + 1e-6;
+    for (int l = 0; l < 2; l++) {
+        assert_true(of(&o, l, 0, MZ_PHASE_UNPACK) > of(&o, l, 1, MZ_PHASE_UNPACK));
+        assert_close(of(&o, l, 1, MZ_PHASE_COUNT_EXCHANGE), own + counts + group[0] - group[1]);
+    }
+    const double plain = o.time_s;
+    double ahead = 0; /* of rank 1, of its part of the layers: what it met off the clock with */
+    for (int l = 0; l < 2; l++)
+        ahead += of(&o, l, 0, MZ_PHASE_UNPACK) - of(&o, l, 1, MZ_PHASE_UNPACK);
+    ahead += of(&o, 1, 0, MZ_PHASE_BACKWARD_OTHER) - of(&o, 1, 1, MZ_PHASE_BACKWARD_OTHER);
+    double sum[2] = {0};
+    for (int r = 0; r < 2; r++)
+        for (int i = 0; i < 3 * MZ_PHASES; i++)
+            sum[r] +=
+                i % MZ_PHASES == MZ_PHASE_LAUNCH_WAIT ? 0 : of(&o, i / MZ_PHASES, r, i % MZ_PHASES);
+    assert_close(sum[0] - sum[1], ahead);
+    assert_close(plain, sum[0]);
+    mz_step_free(&step);
+    t.cluster.device.measured = &measured;
+    tiny_step(&t, 1, &step, &o);
+    double late = 0; /* without the end's own lag */
+    for (int i = 0; i < 3 * MZ_PHASES; i++)
+        late += i % MZ_PHASES == MZ_PHASE_LAUNCH_WAIT ? 0 : of(&o, i / MZ_PHASES, 0, i % MZ_PHASES);
+    const double values = 2.0 * 2 * 3 * H * I, update = memory(28 * values);
+    /* Rank 1's clock is behind by what it met with: the mean of rank 0 slow and rank 1 slow. */
+    const double slow = late + 0.1 * update,
+                 other = fmax(late - 0.1 * update, late - ahead + 0.1 * update);
+    assert_close(o.time_s, (slow + other) / 2);
+    mz_step_free(&step);
+    tiny_free(&t);
+}
+
+/* Where messages between processes were measured by number and bytes, that is what an exchange
+ * takes. */
+static void measured_messages(void **state) {
+    tiny t;
+    mz_step *step;
+    mz_step_outcome o;
+    mz_fit_sample sample[] = {{.size = {1, 100, 200}, .seconds = 7e-6},
+                              {.size = {2, 100, 200}, .seconds = 9e-6},
+                              {.size = {1, 10100, 20200}, .seconds = 17e-6}};
+    mz_measured measured = {.processes = 2, .workers = 1, .alone = 1};
+    mz_fit *fit = &measured.fit[MZ_WORK_EXCHANGE];
+    /* 5 us, 2 us a message, 1 us per 1000 B (twice as much read and written) */
+    *fit = (mz_fit){.term = {4.9e-6, 2e-6, 0.5e-9}, .samples = 3, .sample = sample};
+    mz_fit_finish(fit, MZ_WORK_EXCHANGE);
+    make(&t, "m", 1);
+    tiny_step(&t, 1, &step, &o);
+    const double wait = 1e-6 + 8 * E / 1e10; /* of the cluster's own port */
+    const double counted = of(&o, 0, 0, MZ_PHASE_COUNT_EXCHANGE) - wait;
+    const double sent_s = of(&o, 0, 0, MZ_PHASE_DISPATCH) - 1e-6 - 10 * ROW / 1e10;
+    const double back_s = of(&o, 0, 0, MZ_PHASE_BACKWARD_COMBINE) - 1e-6 - 10 * (ROW + 4) / 1e10;
+    mz_step_free(&step);
+    t.cluster.device.measured = &measured;
+    tiny_step(&t, 1, &step, &o);
+    assert_close(of(&o, 0, 0, MZ_PHASE_COUNT_EXCHANGE), counted + 4.9e-6 + 2e-6 + 1e-9 * 8 * E);
+    /* 10 rows from rank 1 for two experts; back the other way, with numbers of pairs in a third */
+    assert_close(of(&o, 0, 0, MZ_PHASE_DISPATCH), sent_s + 4.9e-6 + 2 * 2e-6 + 1e-9 * 10 * ROW);
+    assert_close(of(&o, 0, 0, MZ_PHASE_BACKWARD_COMBINE),
+                 back_s + 4.9e-6 + 3 * 2e-6 + 1e-9 * 10 * (ROW + 4));
     mz_step_free(&step);
     tiny_free(&t);
 }
@@ -394,6 +479,8 @@ int main(void) {
         cmocka_unit_test(launches),
         cmocka_unit_test(two_devices),
         cmocka_unit_test(two_uneven_devices),
+        cmocka_unit_test(off_the_clock),
+        cmocka_unit_test(measured_messages),
         cmocka_unit_test(budgeted),
         cmocka_unit_test(memory_of_one_layer),
         cmocka_unit_test(recomputed),
