@@ -42,8 +42,8 @@ mz_code mz_calibrate(mz_kernels *kernels, mz_transport *transport,
                      const mz_calibration_options *options, mz_app *app, mz_arena *arena,
                      mz_measured *measured, mz_wire *wire, mz_err *err);
 
-/* The speed alone: probe_s, probe_mean_s and rows_mean_s of `now`, all else as it is. Collective,
- * some ten seconds with seven rounds. */
+/* The speed alone: probe_s, probe_mean_s, rows_mean_s and uneven of `now`, all else as it is.
+ * Collective, some ten seconds with seven rounds. */
 mz_code mz_calibrate_speed(mz_kernels *kernels, mz_transport *transport,
                            const mz_calibration_options *options, mz_app *app, mz_arena *arena,
                            mz_measured *now, mz_err *err);

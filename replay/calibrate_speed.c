@@ -41,7 +41,11 @@ static mz_kstatus run_rows(calibration *c, const void *sizes, char *in, char *ou
 
 mz_code calibrate_probe_product(calibration *c, mz_err *err) {
     double seconds = 0;
-    const mz_code code = mz_probe_run(c->probe, &seconds, err);
+    mz_code code = mz_probe_run(c->probe, &seconds, err);
+    if (code != MZ_OK)
+        return code;
+    memcpy(c->all, mz_probe_ranks(c->probe), sizeof *c->all * (size_t)c->transport->ranks);
+    code = calibrate_note_lag(c, err);
     return code == MZ_OK ? keep(&c->probed, seconds, err) : code;
 }
 
@@ -81,7 +85,8 @@ void calibrate_references(calibration *c) {
     mz_measured *m = c->measured;
     m->probe_mean_s = mean_of(&c->probed); /* sorts */
     m->rows_mean_s = mean_of(&c->packed);
-    m->uneven = mean_of(&c->lag);
+    /* All wait for every lag, the longest too: none is left out. */
+    m->uneven = c->lag.count > 0 ? mz_middle_mean(c->lag.value, (int64_t)c->lag.count, 0) : 0;
     m->probe_s = c->probed.count > 0 ? c->probed.value[c->probed.count / 2] : 0;
 }
 
@@ -125,6 +130,7 @@ mz_code mz_calibrate_rescale(mz_measured *m, const mz_measured *now, mz_factors 
     m->probe_s = now->probe_s;
     m->probe_mean_s = now->probe_mean_s;
     m->rows_mean_s = m->rows_mean_s > 0 ? now->rows_mean_s : 0;
+    m->uneven = now->uneven > 0 ? now->uneven : m->uneven;
     *factors = (mz_factors){product, rows};
     return MZ_OK;
 }

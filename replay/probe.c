@@ -130,3 +130,7 @@ mz_code mz_probe_run(mz_probe *p, double *seconds, mz_err *err) {
         *seconds += p->all[r] / p->transport->ranks;
     return code;
 }
+
+const double *mz_probe_ranks(const mz_probe *p) {
+    return p->all;
+}

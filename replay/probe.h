@@ -26,5 +26,7 @@ void mz_probe_free(mz_probe **probe); /* NULL is allowed */
  * the mean over processes; once untimed before it, so that what ran before does not
  * matter. Some 5 ms on two cores; accelerators repeat it. */
 mz_code mz_probe_run(mz_probe *probe, double *seconds, mz_err *err);
+const double *
+mz_probe_ranks(const mz_probe *probe); /* [ranks] seconds of the last run, by process */
 
 #endif

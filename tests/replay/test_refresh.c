@@ -113,15 +113,18 @@ static void seconds_follow_the_probes(void **state) {
 /* Refreshed twice: the record has both, and the second one goes from the first one's references. */
 static void refreshes_multiply(void **state) {
     (void)state;
-    static const mz_measured now[] = {{.probe_s = 3, .probe_mean_s = 2, .rows_mean_s = 16},
-                                      {.probe_s = 3, .probe_mean_s = 6, .rows_mean_s = 4}};
+    static const mz_measured now[] = {
+        {.probe_s = 3, .probe_mean_s = 2, .rows_mean_s = 16, .uneven = 0.07},
+        {.probe_s = 3, .probe_mean_s = 6, .rows_mean_s = 4}};
     mz_arena arena = {0};
     mz_refresh r;
     mz_factors f = {0};
     mz_err err;
     load(FULL, &arena, &r);
     assert_ok(mz_refresh_apply(&r, &now[0], "one", &f, &err), &err);
+    near(r.measured->uneven, 0.07);
     assert_ok(mz_refresh_apply(&r, &now[1], "two", &f, &err), &err);
+    near(r.measured->uneven, 0.07); /* not measured again */
     near(f.product, 3);
     near(f.rows, 0.25);
     near(r.measured->rescaled.product, 1.5);
