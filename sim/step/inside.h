@@ -183,6 +183,7 @@ typedef struct layers_work {
     int32_t owned;        /* experts whose first instance is here */
     int32_t back_launches;
     double up_s, down_s, back_s, again_s;
+    int64_t arrived_bytes;    /* experts that its placement brings to the rank */
     int64_t reduced_bytes[2]; /* most that its reductions hold: of the call; of the step
                                  (micro-batch 0's) */
 } layers_work;
@@ -303,10 +304,15 @@ struct mz_step {
     double *copy_bytes;
     layers_further *further;
     size_t furthers, further_cap;
-    int32_t *depth;    /* [experts][ep] of a phase's moves: the longest way to the rank */
-    int32_t *in, *out; /* [experts][ep] moves to, from the rank */
-    int64_t *done;     /* [experts] values of a part that are there */
-    bool *ring;        /* [experts] do its moves go round? */
+    int32_t *depth;       /* [experts][ep] of a phase's moves: the longest way to the rank */
+    int32_t *in, *out;    /* [experts][ep] moves to, from the rank */
+    int64_t *done;        /* [experts] values of a part that are there */
+    bool *ring;           /* [experts] do its moves go round? */
+    uint8_t *place;       /* [moe][experts][ep] how the rank has the expert; see layers_places.c */
+    uint8_t *place_now;   /* [ep] of the expert at hand */
+    bool *placed;         /* [moe] some plan was there before */
+    int64_t *stated;      /* [experts][ep] bytes that a change of placement is to bring there */
+    int32_t *stated_from; /* whence weights come with it */
     int64_t *held_sums, *held_sum; /* [ranks] bytes of sums collected; most of one beside them */
     mz_step_charged charged;
     void *charged_self;
@@ -589,8 +595,13 @@ void layers_no_lanes(mz_step *s);
 void layers_message(mz_step *s, int32_t src, int32_t dst, int64_t messages, double bytes);
 void layers_exchange(mz_step *s, mz_phase phase, int32_t layer);
 
+/* layers_places.c: the placement of a call after those before it; fills arrived_bytes. */
+mz_code layers_create_places(mz_step *s, mz_err *err);
+void layers_note_places(mz_step *s, const mz_plan *plan, const step_at *at);
+
 /* layers_moves.c */
 mz_code layers_create_moves(mz_step *s, mz_err *err);
+bool layers_per_call(const mz_step *s); /* replicas live for a call; else what a plan says stays */
 bool layers_wide(const mz_step *s); /* gradients of replicas are fp32 beside bf16 ones of mains */
 int64_t layers_cut(const mz_step *s, int32_t rank);
 /* That part of all experts of a layer, in bf16. */

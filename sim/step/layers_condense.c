@@ -253,5 +253,6 @@ mz_code layers_condense(mz_step *s, const mz_plan *plan, const step_at *at, mz_e
     for (int32_t e = 0; e < plan->experts; e++)
         work[plan->rank[plan->begin[e]]].owned++;
     at->call->instances = plan->begin[plan->experts];
+    layers_note_places(s, plan, at);
     return keep_further(s, plan, at, err);
 }

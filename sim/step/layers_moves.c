@@ -11,14 +11,13 @@ static int64_t values_of(const mz_step *s) {
     return 3 * s->model->hidden * s->model->expert_intermediate;
 }
 
-/* Replicas live for a call; else what a plan says stays. */
-static bool per_call(const mz_step *s) {
+bool layers_per_call(const mz_step *s) {
     return !s->traits.sharded_optimizer && (s->traits.replica_memory == MZ_REPLICAS_SHARED ||
                                             s->traits.replica_memory == MZ_REPLICAS_PER_LAYER);
 }
 
 bool layers_wide(const mz_step *s) {
-    return per_call(s) && s->traits.replica_gradient_bytes == 4 * values_of(s);
+    return layers_per_call(s) && s->traits.replica_gradient_bytes == 4 * values_of(s);
 }
 
 mz_code layers_create_moves(mz_step *s, mz_err *err) {
@@ -31,9 +30,9 @@ mz_code layers_create_moves(mz_step *s, mz_err *err) {
     s->ring = MZ_NEW(a, bool, s->model->experts);
     s->held_sums = MZ_NEW(a, int64_t, s->ranks);
     s->held_sum = MZ_NEW(a, int64_t, s->ranks);
-    return s->depth && s->in && s->out && s->done && s->ring && s->held_sums && s->held_sum
-               ? MZ_OK
-               : mz_fail_nomem(err, "a step");
+    if (!s->depth || !s->in || !s->out || !s->done || !s->ring || !s->held_sums || !s->held_sum)
+        return mz_fail_nomem(err, "a step");
+    return layers_create_places(s, err);
 }
 
 /* Where an optimizer is cut over the group: values [begin, end) of an expert are the rank's; parts
@@ -98,7 +97,7 @@ static int64_t count_moves(const move_set *x) {
     memset(s->in, 0, sizeof *s->in * cells);
     memset(s->out, 0, sizeof *s->out * cells);
     for (int32_t e = 0; e < s->model->experts; e++)
-        s->ring[e] = !per_call(s);
+        s->ring[e] = !layers_per_call(s);
     for (int64_t i = 0; (m = next_move(x, &i)); n++)
         if (between_two(m)) {
             s->in[cell(s, m, m->dst)]++;
@@ -404,7 +403,7 @@ static bool has_phase(const mz_step *s, const step_call *call, mz_move_phase pha
 
 void layers_reduce(mz_step *s, const step_at *at, mz_move_phase phase) {
     const move_set x = {s, at, phase, false};
-    const bool once = phase == MZ_MOVE_REDUCE_STEP, last = !per_call(s);
+    const bool once = phase == MZ_MOVE_REDUCE_STEP, last = !layers_per_call(s);
     const int64_t moves = count_moves(&x);
     if (once && !last)
         return;

@@ -73,6 +73,7 @@ static const struct {
     [BUFFER_DOTS] = {MZ_MEM_TOKEN_BUFFERS, "layer %d gate gradients of rows"},
     [BUFFER_SENT_DOTS] = {MZ_MEM_TOKEN_BUFFERS, "layer %d gate gradients"},
     [BUFFER_GROUPS] = {MZ_MEM_TOKEN_BUFFERS, "layer %d rows by expert"},
+    [BUFFER_ARRIVED] = {MZ_MEM_TEMPORARIES, "layer %d experts that arrive"},
     [BUFFER_REDUCED] = {MZ_MEM_TEMPORARIES, "layer %d received gradients"},
 };
 

@@ -64,6 +64,7 @@ typedef enum buffer {
     BUFFER_DOTS,
     BUFFER_SENT_DOTS,
     BUFFER_GROUPS,
+    BUFFER_ARRIVED,
     BUFFER_REDUCED,
     BUFFERS
 } buffer;

@@ -91,6 +91,8 @@ static void forward_call(rank_timeline *t, layer_call in) {
     take_weights(t, in);
     step_take(t, BUFFER_EXPERTS, l, NUMBER * w->pairs);
     take_list(t, in);
+    step_take_and_give(t, BUFFER_ARRIVED, l,
+                       layers_work_at(s, t->micro_batch, in.moe)[t->rank].arrived_bytes);
     step_take(t, BUFFER_REPLICAS, l, w->hosted * z->replica_weights);
     rows_to_experts(t, in, false);
     if (resent(t, in) || recomputed(t, in))

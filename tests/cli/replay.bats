@@ -56,6 +56,31 @@ assert by["static"]["transfer_bytes"] == 0 < by["symi"]["transfer_bytes"]
 EOF2
 }
 
+# A load whose hot experts change, so that placements do; two micro-batches, whose last one reduces for the step.
+@test "memory is predicted to the byte: reductions stage by stage, experts that arrive" {
+    "$mizan" trace synth -q --load rotating --ranks 4 --experts 8 --top-k 2 --layers 2 --tokens 12 --steps 4 --micro-batches 2 \
+        -o rotating.h5
+    cat >config.json <<'EOF2'
+{"model_type": "mixtral", "hidden_size": 64, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+ "num_key_value_heads": 4, "num_local_experts": 8, "num_experts_per_tok": 2, "vocab_size": 100}
+EOF2
+    local job=(-q --trace rotating.h5 --model config.json --steps 4 --json --policy
+        'static,capacity,symi,ultraep,eplb[interval=1],flexmoe,smartmoe[interval=1],lplb,fastermoe,finemoe,llep,topoep[chunks=1],lrmoe[keep=0.5,placement=static]')
+    "$mizan" sim --scope layers --cluster a100-80gb:1x4 "${job[@]}" >sim.json
+    "$mizan" replay --threads 1 --warmup 0 "${job[@]}" >out.json
+    "$python" - <<'EOF2'
+import json
+r, s = json.load(open("out.json")), json.load(open("sim.json"))
+for a, b in zip(r["runs"], s["runs"]):
+    name = a["policy"]
+    assert a["peak_memory_bytes"] == b["peak_memory_bytes"], (name, a["peak_memory_bytes"], b["peak_memory_bytes"])
+    assert a["memory_bytes"] == b["memory_bytes"], (name, a["memory_bytes"], b["memory_bytes"])
+runs = {a["policy"]: a for a in r["runs"]}
+assert "stated" in runs["eplb[interval=1]"]["peak_at"]
+assert all("reduction" in runs[name]["peak_at"] for name in ("ultraep", "symi"))
+EOF2
+}
+
 @test "the detail of a rank adds up to its step" {
     "${replay[@]}" "${small[@]}" --policy static --json --detail -o out.h5 >out.json
     "$python" - <<'EOF2'
