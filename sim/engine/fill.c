@@ -28,7 +28,7 @@ static void sift_down(mz_flow *flow, int32_t at) {
 }
 
 static double share_of(const mz_flow *flow, int32_t link) {
-    double left = flow->link[link].capacity - flow->load[link].fixed;
+    double left = flow->link[link].capacity - flow->fixed[link];
     return fmax(left, 0) / flow->unfrozen[link];
 }
 
@@ -50,8 +50,8 @@ static void reset(mz_flow *flow) {
         link->root = link->rank = SHARE_NONE;
         link->service = 0;
         link->at = flow->now;
-        link->queued = flow->is_dirty[l] = false;
-        flow->load[l] = (link_load){0, link->capacity * (1 + SHARE_TOLERANCE)};
+        flow->fixed[l] = flow->seen[l] = 0;
+        flow->limit[l] = link->capacity * (1 + SHARE_TOLERANCE);
         flow->unfrozen[l] = link->degree;
         flow->is_idle[l] = link->degree > 0 && link->uncovered == 0;
         if (link->degree > 0 && !flow->is_idle[l]) {
@@ -63,7 +63,7 @@ static void reset(mz_flow *flow) {
     for (int32_t i = flow->heap_count / 2 - 1; i >= 0; i--) {
         sift_down(flow, i);
     }
-    flow->ordered = flow->overloaded_count = 0;
+    flow->ordered = 0;
 }
 
 /* Stops every flow of `l` that still rises. `unfrozen` is -1 for links that are done. */
@@ -89,15 +89,16 @@ static void saturate(mz_flow *flow, int32_t l) {
                 }
                 mz_list_entry(flow, slot->place[k])->b = l;
                 if (other != l) {
-                    flow->load[other].fixed += link->level;
+                    flow->fixed[other] += link->level;
                     flow->unfrozen[other]--;
-                    mz_pair_change(flow, l, other, 1);
+                    mz_pair_add(flow, l, other, index);
                 }
             }
             mz_heap_insert(flow, link, index);
         }
     }
-    flow->load[l].limit = -INFINITY;
+    flow->seen[l] = flow->fixed[l];
+    flow->limit[l] = INFINITY;
 }
 
 void mz_share_fill(mz_flow *flow) {

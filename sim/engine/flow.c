@@ -13,21 +13,21 @@ mz_code mz_flow_create(const mz_topology *topology, double accuracy, mz_flow **f
         made->links = topology->links;
         made->accuracy = fmax(accuracy / 4, SHARE_TOLERANCE); /* the rest: knock-on, see tests */
         made->link = calloc(links, sizeof *made->link);
-        made->load = calloc(links, sizeof *made->load);
+        made->fixed = calloc(links, sizeof *made->fixed);
+        made->seen = calloc(links, sizeof *made->seen);
+        made->limit = calloc(links, sizeof *made->limit);
         made->is_idle = calloc(links, sizeof *made->is_idle);
-        made->is_dirty = calloc(links, sizeof *made->is_dirty);
         made->due = calloc(links, sizeof *made->due);
         made->order = calloc(links, sizeof *made->order);
-        made->overloaded = calloc(links, sizeof *made->overloaded);
         made->touched = calloc(links, sizeof *made->touched);
         made->share = calloc(links, sizeof *made->share);
         made->heap = calloc(links, sizeof *made->heap);
         made->unfrozen = calloc(links, sizeof *made->unfrozen);
     }
-    if (made == NULL || made->link == NULL || made->load == NULL || made->is_idle == NULL ||
-        made->is_dirty == NULL || made->due == NULL || made->order == NULL ||
-        made->overloaded == NULL || made->touched == NULL || made->share == NULL ||
-        made->heap == NULL || made->unfrozen == NULL) {
+    if (made == NULL || made->link == NULL || made->fixed == NULL || made->seen == NULL ||
+        made->limit == NULL || made->is_idle == NULL || made->due == NULL || made->order == NULL ||
+        made->touched == NULL || made->share == NULL || made->heap == NULL ||
+        made->unfrozen == NULL) {
         mz_flow_free(&made);
         return mz_fail_nomem(err, "network links");
     }
@@ -66,9 +66,9 @@ void mz_flow_free(mz_flow **flow) {
     if (old == NULL) {
         return;
     }
-    void *const arrays[] = {old->link,       old->load,    old->due,     old->order,
-                            old->overloaded, old->touched, old->share,   old->heap,
-                            old->unfrozen,   old->is_idle, old->is_dirty};
+    void *const arrays[] = {old->link, old->fixed,    old->seen,    old->limit,
+                            old->due,  old->order,    old->touched, old->share,
+                            old->heap, old->unfrozen, old->is_idle};
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) {
         free(arrays[i]);
     }
@@ -83,11 +83,13 @@ void mz_flow_clear(mz_flow *flow) {
         *link = (link_state){.capacity = link->capacity,
                              .root = SHARE_NONE,
                              .flows = SHARE_NONE,
-                             .pairs = SHARE_NONE,
+                             .lone = SHARE_NONE,
+                             .many = SHARE_NONE,
                              .rank = SHARE_NONE,
                              .cover = SHARE_NONE};
-        flow->load[l] = (link_load){0, link->capacity * (1 + SHARE_TOLERANCE)};
-        flow->is_idle[l] = flow->is_dirty[l] = false;
+        flow->fixed[l] = flow->seen[l] = 0;
+        flow->limit[l] = link->capacity * (1 + SHARE_TOLERANCE);
+        flow->is_idle[l] = false;
         flow->due[l] = INFINITY;
     }
     if (flow->table != NULL) {
@@ -98,7 +100,7 @@ void mz_flow_clear(mz_flow *flow) {
     flow->now = 0;
     flow->next = INFINITY;
     flow->solved = flow->known = true;
-    flow->ordered = flow->overloaded_count = flow->lowest = flow->touched_count = 0;
+    flow->ordered = flow->lowest = flow->touched_count = 0;
     flow->fresh = flow->active = flow->started_count = flow->ended_count = 0;
     flow->pool_fresh = 0;
     flow->free = flow->pool_free = SHARE_NONE;
@@ -107,9 +109,9 @@ void mz_flow_clear(mz_flow *flow) {
 
 mz_code mz_flow_reserve(mz_flow *flow, int64_t flows, int route, mz_err *err) {
     /* every flow stands in a list of each of its links and in a pair with all but one of them; a
-     * link's two lists have a partly filled chunk each */
+     * link's three lists have a partly filled chunk each */
     int64_t links = flow->links, pairs = flows * (route > 1 ? route - 1 : 1);
-    int64_t pool = (flows * route + pairs) / CHUNK + 2 * links + 2;
+    int64_t pool = (flows * route + pairs) / CHUNK + 3 * links + 2;
     int64_t table = 1024;
     pairs = pairs < links * links ? pairs : links * links;
     while (table < 2 * pairs) {
@@ -223,7 +225,7 @@ static void unlist(mz_flow *flow, int32_t index) {
         link_state *link = &flow->link[l];
         link->uncovered -= !beside(slot->link, slot->count, i, link->cover);
         if (--link->degree == 0) {
-            flow->load[l].fixed = 0; /* what rounding has left */
+            flow->fixed[l] = 0; /* what rounding has left */
             flow->is_idle[l] = false;
         } else if (link->uncovered == 0 && !flow->is_idle[l]) {
             mz_share_cover(flow, l);
@@ -246,13 +248,19 @@ static void end_flow(mz_flow *flow, int32_t index) {
 /* Sums rounding errors of `fixed` away. */
 static void refresh(mz_flow *flow) {
     for (int32_t l = 0; l < flow->links; l++) {
-        flow->load[l].fixed = 0;
+        flow->fixed[l] = 0;
     }
     for (int32_t k = 0; k < flow->links; k++) {
-        for (int32_t c = flow->link[k].pairs; c != SHARE_NONE; c = flow->pool[c].next) {
+        const link_state *link = &flow->link[k];
+        for (int32_t c = link->lone; c != SHARE_NONE; c = flow->pool[c].next) {
+            for (int32_t i = 0; i < flow->pool[c].used; i++) {
+                flow->fixed[flow->pool[c].entry[i].a] += link->level;
+            }
+        }
+        for (int32_t c = link->many; c != SHARE_NONE; c = flow->pool[c].next) {
             for (int32_t i = 0; i < flow->pool[c].used; i++) {
                 pair_entry pair = flow->pool[c].entry[i];
-                flow->load[pair.a].fixed += pair.b * flow->link[k].level;
+                flow->fixed[pair.a] += pair.b * link->level;
             }
         }
     }

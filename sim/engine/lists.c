@@ -44,15 +44,26 @@ void mz_list_drop(mz_flow *flow, int32_t *list) {
     }
 }
 
-/* Open addressing with linear probing; removal shifts back, so there are no tombstones. */
+/* Open addressing; removal shifts back, so there are no tombstones. One link is looked up with many
+ * others in turn: keys of GROUP neighbours lie side by side, and probing leaves the group at once.
+ * The stride is odd, so that it comes by every slot; STRIDE * UNSTRIDE is 1 modulo 2^64. */
+enum { GROUP = 16, STRIDE = GROUP + 1 };
+static const uint64_t UNSTRIDE = 0xf0f0f0f0f0f0f0f1u;
+
 static inline int64_t home_of(const mz_flow *flow, int64_t key) {
-    return (int64_t)(((uint64_t)key * 0x9e3779b97f4a7c15u) >> 20) & flow->table_mask;
+    uint64_t group = (uint64_t)key / GROUP * 0x9e3779b97f4a7c15u >> 20;
+    return (int64_t)(group * GROUP + (uint64_t)key % GROUP) & flow->table_mask;
+}
+
+/* How many strides lie between. */
+static inline int64_t strides(const mz_flow *flow, int64_t from, int64_t to) {
+    return (int64_t)((uint64_t)(to - from) * UNSTRIDE) & flow->table_mask;
 }
 
 static inline int64_t find(const mz_flow *flow, int64_t key) {
     int64_t at = home_of(flow, key);
     while (flow->table[at].key != key && flow->table[at].key != SHARE_NONE) {
-        at = (at + 1) & flow->table_mask;
+        at = (at + STRIDE) & flow->table_mask;
     }
     return at;
 }
@@ -61,13 +72,13 @@ static void erase(mz_flow *flow, int64_t at) {
     pair_slot *table = flow->table;
     int64_t hole = at;
     for (;;) {
-        at = (at + 1) & flow->table_mask;
+        at = (at + STRIDE) & flow->table_mask;
         if (table[at].key == SHARE_NONE) {
             break;
         }
         int64_t home = home_of(flow, table[at].key);
         /* may move into the hole unless its home lies cyclically in (hole, at] */
-        if (((at - home) & flow->table_mask) >= ((at - hole) & flow->table_mask)) {
+        if (strides(flow, home, at) >= strides(flow, hole, at)) {
             table[hole] = table[at];
             hole = at;
         }
@@ -75,38 +86,57 @@ static void erase(mz_flow *flow, int64_t at) {
     table[hole].key = SHARE_NONE;
 }
 
-int32_t mz_pair_count(const mz_flow *flow, int32_t k, int32_t l) {
+int32_t mz_pair_count(const mz_flow *flow, int32_t k, int32_t l, int32_t *lone) {
     const pair_slot *found = &flow->table[find(flow, (int64_t)k * flow->links + l)];
+    *lone = SHARE_NONE;
     if (found->key == SHARE_NONE) {
         return 0;
     }
-    return flow->pool[found->place >> 5].entry[found->place & 31].b;
+    int32_t b = flow->pool[found->place >> 5].entry[found->place & 31].b;
+    if (found->many) {
+        return b;
+    }
+    *lone = b;
+    return 1;
 }
 
-void mz_pair_change(mz_flow *flow, int32_t k, int32_t l, int32_t by) {
-    int64_t key = (int64_t)k * flow->links + l;
-    int64_t at = find(flow, key);
-    int32_t *list = &flow->link[k].pairs;
-    if (flow->table[at].key == SHARE_NONE) {
-        flow->table[at] = (pair_slot){key, mz_list_add(flow, list, (pair_entry){l, by})};
-        return;
-    }
-    int32_t place = flow->table[at].place;
-    pair_entry *entry = mz_list_entry(flow, place);
-    entry->b += by;
-    if (entry->b != 0) {
-        return;
-    }
-    erase(flow, at);
-    if (mz_list_remove(flow, list, place) != place) {
+/* Removes a pair of k from its list. */
+static void unlist(mz_flow *flow, int32_t k, int32_t place, bool many) {
+    link_state *link = &flow->link[k];
+    if (mz_list_remove(flow, many ? &link->many : &link->lone, place) != place) {
         int64_t moved = (int64_t)k * flow->links + mz_list_entry(flow, place)->a;
         flow->table[find(flow, moved)].place = place;
     }
 }
 
+void mz_pair_add(mz_flow *flow, int32_t k, int32_t l, int32_t index) {
+    int64_t key = (int64_t)k * flow->links + l;
+    pair_slot *pair = &flow->table[find(flow, key)];
+    link_state *link = &flow->link[k];
+    if (pair->key == SHARE_NONE) {
+        *pair = (pair_slot){key, mz_list_add(flow, &link->lone, (pair_entry){l, index}), false};
+    } else if (pair->many) {
+        mz_list_entry(flow, pair->place)->b++;
+    } else {
+        unlist(flow, k, pair->place, false);
+        *pair = (pair_slot){key, mz_list_add(flow, &link->many, (pair_entry){l, 2}), true};
+    }
+}
+
+void mz_pair_drop(mz_flow *flow, int32_t k, int32_t l) {
+    int64_t at = find(flow, (int64_t)k * flow->links + l);
+    pair_slot pair = flow->table[at];
+    if (pair.many && --mz_list_entry(flow, pair.place)->b > 0) {
+        return;
+    }
+    erase(flow, at);
+    unlist(flow, k, pair.place, pair.many);
+}
+
 void mz_pair_clear(mz_flow *flow) {
     for (int32_t k = 0; k < flow->links; k++) {
-        mz_list_drop(flow, &flow->link[k].pairs);
+        mz_list_drop(flow, &flow->link[k].lone);
+        mz_list_drop(flow, &flow->link[k].many);
     }
     for (int64_t i = 0; i <= flow->table_mask; i++) {
         flow->table[i].key = SHARE_NONE;

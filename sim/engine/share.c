@@ -11,22 +11,22 @@
 #include <limits.h>
 #include <stddef.h>
 
-static void mark(mz_flow *flow, int32_t l) {
-    link_state *link = &flow->link[l];
-    flow->load[l].limit = INFINITY; /* once is enough */
-    if (link->own > 0) {
-        flow->is_dirty[l] = true;
-        flow->lowest = link->rank < flow->lowest ? link->rank : flow->lowest;
-    } else if (!link->queued) {
-        link->queued = true;
-        flow->overloaded[flow->overloaded_count++] = l;
-    }
+static inline bool is_dirty(const mz_flow *flow, int32_t l) {
+    return flow->fixed[l] != flow->seen[l];
 }
 
-static inline void add_load(mz_flow *flow, int32_t l, double rate) {
-    flow->load[l].fixed += rate;
-    if (flow->load[l].fixed > flow->load[l].limit) {
-        mark(flow, l);
+/* The level of a link with own flows is no longer right. */
+static void mark(mz_flow *flow, int32_t l) {
+    flow->seen[l] = NAN;
+    int32_t rank = flow->link[l].rank;
+    flow->lowest = rank < flow->lowest ? rank : flow->lowest;
+}
+
+static void add_load(mz_flow *flow, int32_t l, double rate) {
+    flow->fixed[l] += rate;
+    int32_t rank = flow->link[l].rank;
+    if (rank != SHARE_NONE && rank < flow->lowest) {
+        flow->lowest = rank;
     }
 }
 
@@ -44,18 +44,18 @@ static void activate(mz_flow *flow, int32_t l, double level) {
     link->at = flow->now;
     link->rank = flow->ordered;
     flow->order[flow->ordered++] = l;
-    flow->load[l].limit = -INFINITY;
+    flow->limit[l] = INFINITY;
+    flow->seen[l] = NAN;
 }
 
 /* The links at rank - 1 and rank have become neighbours because one between them went. It was
- * compared with each, they were not with one another; a dirty one will be. */
+ * compared with each, they were not with one another. */
 static void meet(mz_flow *flow, int32_t rank) {
     if (rank < 1 || rank >= flow->ordered) {
         return;
     }
     int32_t a = flow->order[rank - 1], b = flow->order[rank];
-    if (!flow->is_dirty[a] && !flow->is_dirty[b] &&
-        flow->link[a].level > flow->link[b].level * (1 + SHARE_TOLERANCE)) {
+    if (flow->link[a].level > flow->link[b].level * (1 + SHARE_TOLERANCE)) {
         mark(flow, b);
     }
 }
@@ -71,10 +71,8 @@ static void deactivate(mz_flow *flow, int32_t l) {
     }
     flow->lowest = rank < flow->lowest ? rank : flow->lowest;
     link->rank = SHARE_NONE;
-    flow->is_dirty[l] = false;
-    flow->load[l].limit = link->capacity * (1 + SHARE_TOLERANCE);
+    flow->limit[l] = link->capacity * (1 + SHARE_TOLERANCE);
     meet(flow, rank);
-    add_load(flow, l, 0);
 }
 
 /* Gives an own flow of `from` to `to`; both have a rank. */
@@ -93,10 +91,10 @@ static void move_flow(mz_flow *flow, int32_t index, int32_t from, int32_t to) {
         }
         mz_list_entry(flow, slot->place[i])->b = to;
         if (other != from) {
-            mz_pair_change(flow, from, other, -1);
+            mz_pair_drop(flow, from, other);
         }
         if (other != to) {
-            mz_pair_change(flow, to, other, 1);
+            mz_pair_add(flow, to, other, index);
         }
         if (other != from && other != to) {
             add_load(flow, other, change);
@@ -104,8 +102,8 @@ static void move_flow(mz_flow *flow, int32_t index, int32_t from, int32_t to) {
     }
     old->own--;
     new->own++;
-    flow->load[from].fixed += new->level;
-    flow->load[to].fixed -= old->level;
+    flow->fixed[from] += new->level;
+    flow->fixed[to] -= old->level;
     flow->work.moves++;
 }
 
@@ -118,36 +116,50 @@ static bool passes(const flow_slot *slot, int32_t l) {
     return false;
 }
 
-/* Gives to `to` all `count` own flows of `from` that pass it. */
-static void move_flows(mz_flow *flow, int32_t from, int32_t to, int32_t count) {
+/* Gives to `to` all own flows of `from` that pass it; returns how many. */
+static int32_t move_flows(mz_flow *flow, int32_t from, int32_t to) {
+    int32_t lone, count = mz_pair_count(flow, from, to, &lone), left = count;
+    if (count == 0) {
+        return 0;
+    }
     link_state *old = &flow->link[from], *new = &flow->link[to];
     mz_share_settle(flow, old);
     mz_share_settle(flow, new);
     mz_share_touch(flow, from);
     mz_share_touch(flow, to);
+    if (lone != SHARE_NONE) {
+        move_flow(flow, lone, from, to);
+        return 1;
+    }
     /* either list has them all; on a link's own list only its own flows need a look at their route
      */
     bool own = new->degree > 8 * (int64_t)old->degree;
-    for (int32_t c = own ? old->flows : new->flows; c != SHARE_NONE &&count > 0;
+    for (int32_t c = own ? old->flows : new->flows; c != SHARE_NONE &&left > 0;
          c = flow->pool[c].next) {
-        for (int32_t i = 0; i < flow->pool[c].used && count > 0; i++) {
+        for (int32_t i = 0; i < flow->pool[c].used && left > 0; i++) {
             pair_entry entry = flow->pool[c].entry[i];
             if (entry.b == from && (!own || passes(&flow->slot[entry.a], to))) {
                 move_flow(flow, entry.a, from, to);
-                count--;
+                left--;
             }
         }
     }
+    return count;
 }
 
 static inline double wanted(const mz_flow *flow, int32_t l) {
     const link_state *link = &flow->link[l];
-    return link->own > 0 ? (link->capacity - flow->load[l].fixed) / link->own : -INFINITY;
+    return link->own > 0 ? (link->capacity - flow->fixed[l]) / link->own : -INFINITY;
 }
 
-/* The level to compare with: what it will be, where that is known to change. */
-static inline double level_of(const mz_flow *flow, int32_t l) {
-    return flow->is_dirty[l] ? wanted(flow, l) : flow->link[l].level;
+/* The level to compare with: what it will be, where that is known to change. A dirty link stays so
+ * then, even if its load comes back to what it was. */
+static inline double level_of(mz_flow *flow, int32_t l) {
+    if (!is_dirty(flow, l)) {
+        return flow->link[l].level;
+    }
+    flow->seen[l] = NAN;
+    return wanted(flow, l);
 }
 
 static void swap_ranks(mz_flow *flow, int32_t rank) {
@@ -156,60 +168,64 @@ static void swap_ranks(mz_flow *flow, int32_t rank) {
     flow->order[rank + 1] = a;
     flow->link[b].rank = rank;
     flow->link[a].rank = rank + 1;
-    if (flow->is_dirty[b] && rank < flow->lowest) {
+    if (rank < flow->lowest && is_dirty(flow, b)) {
         flow->lowest = rank;
     }
 }
 
-/* Moves `l` before links of higher level, taking the flows they held on it. */
-static void sink(mz_flow *flow, int32_t l) {
+/* Moves `l`, which wants `level`, before links of higher level, taking the flows they held on it.
+ * Returns the level it wants then. */
+static double sink(mz_flow *flow, int32_t l, double level) {
     const link_state *link = &flow->link[l];
     while (link->rank > 0) {
         int32_t other = flow->order[link->rank - 1];
-        double level = wanted(flow, l);
         if (!(level_of(flow, other) > level * (1 + SHARE_TOLERANCE))) {
             break;
         }
         swap_ranks(flow, link->rank - 1);
-        int32_t count = mz_pair_count(flow, other, l);
-        if (count > 0) {
-            move_flows(flow, other, l, count);
+        if (move_flows(flow, other, l) > 0) {
             if (flow->link[other].own == 0) {
                 deactivate(flow, other);
             } else {
                 mark(flow, other);
             }
+            level = wanted(flow, l);
         }
     }
+    return level;
 }
 
 /* Moves `l` behind links of lower level, leaving them the flows they hold back. They would take
  * them themselves when they sink, but by then `l` would have had too high a level for nothing. */
-static void rise(mz_flow *flow, int32_t l) {
+static double rise(mz_flow *flow, int32_t l, double level) {
     const link_state *link = &flow->link[l];
     while (link->own > 0 && link->rank + 1 < flow->ordered) {
         int32_t other = flow->order[link->rank + 1];
-        if (!(wanted(flow, l) > level_of(flow, other) * (1 + SHARE_TOLERANCE))) {
+        if (!(level > level_of(flow, other) * (1 + SHARE_TOLERANCE))) {
             break;
         }
         swap_ranks(flow, link->rank);
-        int32_t count = mz_pair_count(flow, l, other);
-        if (count > 0) {
-            move_flows(flow, l, other, count);
+        if (move_flows(flow, l, other) > 0) {
             mark(flow, other);
+            level = wanted(flow, l);
         }
     }
+    return level;
 }
 
-static inline void prefetch(const chunk *part) {
-    for (size_t line = 0; line < sizeof *part; line += 64) {
-        __builtin_prefetch((const char *)part + line);
+static inline void prefetch(const mz_flow *flow, int32_t c) {
+    if (c != SHARE_NONE) {
+        const char *part = (const char *)&flow->pool[c];
+        for (size_t line = 0; line < sizeof(chunk); line += 64) {
+            __builtin_prefetch(part + line);
+        }
     }
 }
 
 static void set_level(mz_flow *flow, int32_t l, double level) {
     link_state *link = &flow->link[l];
     double change = level - link->level;
+    flow->seen[l] = flow->fixed[l];
     if (fabs(change) <= 1e-15 * level) {
         return;
     }
@@ -217,50 +233,48 @@ static void set_level(mz_flow *flow, int32_t l, double level) {
     mz_share_touch(flow, l);
     link->level = level;
     flow->work.levels++;
-    link_load *load = flow->load;
-    for (int32_t c = link->pairs; c != SHARE_NONE;) {
+    double *fixed = flow->fixed; /* of links that stand behind: `lowest` stays right */
+    for (int32_t c = link->lone; c != SHARE_NONE;) {
         const chunk *part = &flow->pool[c];
         c = part->next;
-        if (c != SHARE_NONE) {
-            prefetch(&flow->pool[c]);
+        prefetch(flow, c);
+        const pair_entry *end = part->entry + part->used;
+        for (const pair_entry *pair = part->entry; pair < end; pair++) {
+            fixed[pair->a] += change;
         }
-        for (const pair_entry *pair = part->entry; pair < part->entry + part->used; pair++) {
-            link_load *other = &load[pair->a];
-            other->fixed += pair->b * change;
-            if (other->fixed > other->limit) {
-                mark(flow, pair->a);
-            }
+    }
+    for (int32_t c = link->many; c != SHARE_NONE; c = flow->pool[c].next) {
+        const chunk *part = &flow->pool[c];
+        const pair_entry *end = part->entry + part->used;
+        for (const pair_entry *pair = part->entry; pair < end; pair++) {
+            fixed[pair->a] += pair->b * change;
         }
     }
 }
 
 static void process(mz_flow *flow, int32_t l) {
     int32_t rank = flow->link[l].rank;
-    flow->is_dirty[l] = false;
-    flow->load[l].limit = -INFINITY;
-    sink(flow, l);
-    rise(flow, l);
+    prefetch(flow, flow->link[l].lone);
+    double level = rise(flow, l, sink(flow, l, wanted(flow, l)));
     if (flow->link[l].own == 0) {
         deactivate(flow, l);
     } else {
-        set_level(flow, l, wanted(flow, l));
+        set_level(flow, l, level);
     }
     meet(flow, rank);
     meet(flow, rank + 1);
 }
 
-/* A link that carried less than its capacity is overloaded now: it takes flows from the fastest. */
-static void process_overload(mz_flow *flow, int32_t l) {
-    link_state *link = &flow->link[l];
-    link->queued = false;
-    if (link->own > 0) {
-        return; /* it got flows of its own meanwhile and is dirty for that */
+/* A link without own flows that carries more than its capacity takes flows from the fastest. */
+static bool process_overload(mz_flow *flow) {
+    for (int32_t l = 0; l < flow->links; l++) {
+        if (flow->fixed[l] > flow->limit[l]) {
+            activate(flow, l, 0);
+            process(flow, l);
+            return true;
+        }
     }
-    flow->load[l].limit = link->capacity * (1 + SHARE_TOLERANCE);
-    if (flow->load[l].fixed > flow->load[l].limit) {
-        activate(flow, l, 0);
-        process(flow, l);
-    }
+    return false;
 }
 
 /* The link's flows load it again (`by` 1) or no longer (-1). */
@@ -270,7 +284,11 @@ static void load_flows(mz_flow *flow, int32_t l, int32_t by) {
             pair_entry *entry = &flow->pool[c].entry[i];
             entry->b = flow->slot[entry->a].bottleneck;
             if (entry->b != SHARE_NONE) {
-                mz_pair_change(flow, entry->b, l, by);
+                if (by > 0) {
+                    mz_pair_add(flow, entry->b, l, entry->a);
+                } else {
+                    mz_pair_drop(flow, entry->b, l);
+                }
                 add_load(flow, l, by * flow->link[entry->b].level);
             }
         }
@@ -286,7 +304,7 @@ void mz_share_cover(mz_flow *flow, int32_t l) {
     flow->is_idle[l] = idle;
     load_flows(flow, l, idle ? -1 : 1);
     if (idle) {
-        flow->load[l].fixed = 0;
+        flow->fixed[l] = 0;
     }
 }
 
@@ -301,15 +319,14 @@ void mz_share_attach(mz_flow *flow, int32_t index) {
         }
         if (link->own > 0) {
             at = at == SHARE_NONE || link->rank < flow->link[at].rank ? l : at;
-        } else if (spare == SHARE_NONE ||
-                   link->capacity - flow->load[l].fixed <
-                       flow->link[spare].capacity - flow->load[spare].fixed) {
+        } else if (spare == SHARE_NONE || link->capacity - flow->fixed[l] <
+                                              flow->link[spare].capacity - flow->fixed[spare]) {
             spare = l;
         }
     }
     if (at == SHARE_NONE) {
         at = spare;
-        activate(flow, at, fmax(flow->link[at].capacity - flow->load[at].fixed, 0));
+        activate(flow, at, fmax(flow->link[at].capacity - flow->fixed[at], 0));
     }
     link_state *link = &flow->link[at];
     mz_share_settle(flow, link);
@@ -323,7 +340,7 @@ void mz_share_attach(mz_flow *flow, int32_t index) {
         }
         mz_list_entry(flow, slot->place[i])->b = at;
         if (slot->link[i] != at) {
-            mz_pair_change(flow, at, slot->link[i], 1);
+            mz_pair_add(flow, at, slot->link[i], index);
             add_load(flow, slot->link[i], link->level);
         }
     }
@@ -341,7 +358,7 @@ void mz_share_detach(mz_flow *flow, int32_t index) {
     for (int i = 0; i < slot->count; i++) {
         int32_t l = slot->link[i];
         if (l != at && !flow->is_idle[l]) {
-            mz_pair_change(flow, at, l, -1);
+            mz_pair_drop(flow, at, l);
             add_load(flow, l, -link->level);
         }
     }
@@ -356,7 +373,7 @@ bool mz_share_update(mz_flow *flow) {
     int64_t steps = 64 * ((int64_t)flow->links + 16);
     for (;;) {
         int32_t rank = flow->lowest;
-        while (rank < flow->ordered && !flow->is_dirty[flow->order[rank]]) {
+        while (rank < flow->ordered && !is_dirty(flow, flow->order[rank])) {
             rank++;
         }
         flow->lowest = rank;
@@ -365,9 +382,7 @@ bool mz_share_update(mz_flow *flow) {
         }
         if (rank < flow->ordered) {
             process(flow, flow->order[rank]);
-        } else if (flow->overloaded_count > 0) {
-            process_overload(flow, flow->overloaded[--flow->overloaded_count]);
-        } else {
+        } else if (!process_overload(flow)) {
             flow->lowest = INT_MAX;
             return true;
         }

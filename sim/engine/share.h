@@ -48,13 +48,6 @@ typedef struct flow_slot {
     int32_t place[MZ_ROUTE_MAX]; /* of its entry in each link's list */
 } flow_slot;
 
-/* What the scattering of a new level touches of a link. */
-typedef struct link_load {
-    double fixed;
-    double limit; /* beyond this the link is looked at: infinity when it already waits for that,
-                   * -infinity when it has a level, else its capacity */
-} link_load;
-
 typedef struct link_state {
     double capacity, level;
     double service, at; /* bytes given to each own flow until time `at` */
@@ -62,18 +55,19 @@ typedef struct link_state {
     int32_t degree;     /* flows on the link */
     int32_t root;       /* heap of own flows by `ends` */
     int32_t flows;      /* list of (flow, its bottleneck) */
-    int32_t pairs;      /* list of (l, count): own flows on link l */
-    int32_t rank;       /* place in `order`; SHARE_NONE: no own flows */
-    int32_t cover;      /* a neighbour with less capacity on the route of a flow here, or
-                           SHARE_NONE */
-    int32_t uncovered;  /* flows that do not pass `cover` */
-    bool queued;        /* in `overloaded` */
-    bool touched;       /* in `touched` */
+    int32_t lone;       /* list of (l, flow): the one own flow on link l */
+    int32_t many;  /* list of (l, count): own flows on link l that are, or were, more than one */
+    int32_t rank;  /* place in `order`; SHARE_NONE: no own flows */
+    int32_t cover; /* a neighbour with less capacity on the route of a flow here, or
+                      SHARE_NONE */
+    int32_t uncovered; /* flows that do not pass `cover` */
+    bool touched;      /* in `touched` */
 } link_state;
 
 typedef struct pair_slot {
     int64_t key; /* k * links + l, or SHARE_NONE */
     int32_t place;
+    bool many; /* which list of k has it */
 } pair_slot;
 
 struct mz_flow {
@@ -81,16 +75,17 @@ struct mz_flow {
     bool solved, known; /* no flow began or ended since the last solution; `next` is right */
     int32_t links;
     link_state *link;
-    link_load *load;
-    bool *is_idle;  /* [links] all flows pass a link with less capacity, so that this one never
-                     * saturates: `fixed`, pairs and the list's bottlenecks are not kept up */
-    bool *is_dirty; /* [links] has own flows and another level than it should */
-    double *due;    /* [links] when the first own flow ends */
-    int32_t *order, ordered;               /* links with own flows by level */
-    int32_t *overloaded, overloaded_count; /* links without own flows that carry too much */
-    int32_t lowest;                        /* no dirty link stands before this place in `order` */
-    int32_t *touched, touched_count;       /* links whose level or first flow changed */
-    double *share;                         /* filling: heap of links by share */
+    double *fixed; /* [links] rates of its flows that are bottlenecked elsewhere */
+    double *seen;  /* [links] `fixed` when the level was found. A link with own flows where the two
+                    * differ (dirty) needs a new level; NAN: for another reason */
+    double *limit; /* [links] greatest `fixed` of a link without own flows; else infinity */
+    bool *is_idle; /* [links] all flows pass a link with less capacity, so that this one never
+                    * saturates: `fixed`, pairs and the list's bottlenecks are not kept up */
+    double *due;   /* [links] when the first own flow ends */
+    int32_t *order, ordered;         /* links with own flows by level */
+    int32_t lowest;                  /* no dirty link stands before this place in `order` */
+    int32_t *touched, touched_count; /* links whose level or first flow changed */
+    double *share;                   /* filling: heap of links by share */
     int32_t *heap, *unfrozen, heap_count;
     flow_slot *slot;
     int32_t slots, fresh, free, active;
@@ -112,8 +107,10 @@ void mz_list_drop(mz_flow *flow, int32_t *list);
 static inline pair_entry *mz_list_entry(mz_flow *flow, int32_t place) {
     return &flow->pool[place >> 5].entry[place & 31];
 }
-int32_t mz_pair_count(const mz_flow *flow, int32_t k, int32_t l);
-void mz_pair_change(mz_flow *flow, int32_t k, int32_t l, int32_t by);
+/* Own flows of k on l; *lone is the flow if there is one and it is known, else SHARE_NONE. */
+int32_t mz_pair_count(const mz_flow *flow, int32_t k, int32_t l, int32_t *lone);
+void mz_pair_add(mz_flow *flow, int32_t k, int32_t l, int32_t slot);
+void mz_pair_drop(mz_flow *flow, int32_t k, int32_t l);
 void mz_pair_clear(mz_flow *flow);
 
 /* heap.c: own flows of a link by `ends`. */
