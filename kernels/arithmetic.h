@@ -165,11 +165,13 @@ MZ_HD float mz_product3(float a, float b, float c) {
 
 /* ---- writing a bf16 parameter (moe-variants-and-optimizers.md 6.3) ------------------------------
  */
-/* From 16 random bits. Reference dither: q + s |q| 2^-7, s in [-1/2, 1/2) their value as a signed
- * number over 2^16, then nearest even. */
+/* From 16 random bits. Reference dither: q (1 + s 2^-7), s in [-1/2, 1/2) the bits over 2^16 less a
+ * half, then nearest even. That is q + s |q| 2^-7 with the draw mirrored for a negative q. The
+ * factor is exact: the bits are the lower ones of a number in [1, 1 + 2^-7). */
+#define MZ_DITHER_ONE 0x3f800000u
 MZ_HD uint16_t mz_bf16_dither(float q, uint32_t bits) {
-    const float s = (float)(int16_t)(uint16_t)bits * 0x1p-23f;
-    return mz_to_bf16(MZ_ADD(q, MZ_MUL(s, fabsf(q))));
+    const float factor = mz_bits_float(MZ_DITHER_ONE | (bits & 0xffffu)) - 0x1p-8f;
+    return mz_to_bf16(MZ_MUL(q, factor));
 }
 /* Unbiased: 16 random bits below the mantissa, then cut. */
 MZ_HD uint16_t mz_bf16_stochastic(float q, uint32_t bits) {

@@ -98,17 +98,22 @@ typedef struct mz_update_row {
     int64_t n;
     void *parameter;
     const void *gradient;
+    const void *next;  /* gradient that sweep 1 will read after these rows, or this one again */
     float *m, *v;      /* of the row, or NULL */
     mz_random *random; /* of the tensor at this step; the thread's own. Read where bits are drawn */
 } mz_update_row;
+enum { MZ_ROWS = 3 }; /* that sweep 1 takes at once, so that columns' sums are stored less often */
 typedef struct mz_update_simd {
-    /* Sweep 1 of the factored kinds: m (where there is one) takes g; square[j] = m^2, or g^2
-     * without momentum; col[j] += g^2 + floor; returns the sum of g^2 + floor. */
-    float (*statistics)(const mz_update_row *row, float *square, float *col);
+    /* Sweep 1 of the factored kinds, `row` the first of `rows`, 1 or MZ_ROWS (by place alone): m
+     * (where there is one) takes g; square[row][j] = m^2, or g^2 without momentum; col[j] += g^2 +
+     * floor; g2[row]: the sum of g^2 + floor. */
+    void (*statistics)(const mz_update_row *row, int64_t rows, float *square, float *col,
+                       float *g2);
     /* square alone, of m as it stands, or of g. */
     void (*squares)(const mz_update_row *row, float *square);
-    /* weighted[j] += factor * square[j] */
-    void (*weigh)(float *weighted, const float *square, float factor, int64_t n);
+    /* weighted[j] += factor[row] * square[row][j], 1 or MZ_ROWS rows after each other */
+    void (*weigh)(float *weighted, const float *square, const float *factor, int64_t rows,
+                  int64_t n);
     /* Sweep 2: the update is base * rate * col_factor[j], base m or g. */
     void (*apply_factored)(const mz_update_row *row, const float *col_factor);
     /* Sweep 1 with a full v: v takes g^2 + floor, m takes g; the sum of base^2 / max(v, least). */

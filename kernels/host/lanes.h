@@ -170,6 +170,30 @@ INLINE sums load16_bf16(const uint16_t *p) {
 #endif
     return v;
 }
+/* 16 numbers of 16 bits in the lower halves, `upper` above them. */
+INLINE sums load16_u16(const uint16_t *p, uint32_t upper) {
+    sums v;
+#if defined(__AVX512F__)
+    const __m256i both = _mm256_loadu_si256((const __m256i *)(const void *)p);
+    const __m256i even = _mm256_blend_epi16(both, _mm256_setzero_si256(), 0xaa);
+    v.part[0] = (lanes)((bits)_mm512_inserti64x4(_mm512_castsi256_si512(even),
+                                                 _mm256_srli_epi32(both, 16), 1) |
+                        upper);
+#else
+    for (int s = 0; s < PER_SUM / 2; s++) {
+        bits both;
+        memcpy(&both, p + 2 * s * LANES, sizeof both);
+#if defined(__AVX2__)
+        const __m256i above = _mm256_set1_epi32((int)upper);
+        v.part[s] = (lanes)_mm256_blend_epi16((__m256i)both, above, 0xaa);
+#else
+        v.part[s] = (lanes)((both & 0xffffu) | upper);
+#endif
+        v.part[s + PER_SUM / 2] = (lanes)(both >> 16 | upper);
+    }
+#endif
+    return v;
+}
 INLINE sums load16_f32(const float *p) {
     sums v;
     for (int s = 0; s < PER_SUM; s++)

@@ -42,7 +42,7 @@ struct updating {
     bool by_place;           /* see mz_update_row */
     int64_t width;           /* of what stands by column below: cols, or whole groups of 16 */
     float *part;             /* [wave][blocks][2][width]: columns' g^2, columns' weighted squares */
-    float *line;             /* [threads][width] */
+    float *line;             /* [threads][MZ_ROWS][width] */
     float *bound;            /* [matrices]: mz_row_bound of this step */
     float *mean;             /* [matrices]: M */
     float *col_factor;       /* [matrices][width]: sqrt(b_j) */
@@ -56,13 +56,17 @@ static const void *gradient_at(const mz_update *a, int64_t element) {
 
 static mz_update_row row_of(const updating *u, int64_t element, int64_t n) {
     const mz_update *a = u->args;
-    const float keep = 1 - a->rate * a->decay;
+    const bool rounded = a->type == MZ_BF16 && a->kind != MZ_UPDATE_ADAFACTOR;
+    float keep = 1 - a->rate * a->decay;
+    /* What loses less than half of its last place is rounded back to what it was. */
+    if (rounded && keep > 1 - 0x1p-9f && keep < 1)
+        keep = 1;
     return (mz_update_row){.args = a,
                            .scale = u->scale,
                            .rate = a->rate * u->rates.correction,
                            .keep = keep,
                            .by_place = u->by_place,
-                           .decay_first = keep != 1 && a->kind != MZ_UPDATE_ADAFACTOR,
+                           .decay_first = rounded && keep != 1,
                            .beta1 = a->beta1,
                            .beta2 = u->rates.beta2,
                            .floor = u->rates.floor,
@@ -117,13 +121,20 @@ static void factored_statistics(const updating *u, int64_t matrix, int64_t block
     float *col = part_of(u, matrix, block, 0), *weighted = part_of(u, matrix, block, 1);
     memset(col, 0, sizeof *col * (size_t)u->width);
     memset(weighted, 0, sizeof *weighted * (size_t)u->width);
-    for (int64_t i = block * u->block; i < block_end(u, block); i++) {
-        const mz_update_row row = row_of(u, (matrix * a->rows + i) * a->cols, a->cols);
-        const float g2 = u->simd->statistics(&row, square, col);
-        float *factor = &a->row[matrix * a->rows + i];
-        *factor = *factor * u->rates.beta2 + (g2 / (float)a->cols) * (1 - u->rates.beta2);
-        if (*factor >= u->bound[matrix])
-            u->simd->weigh(weighted, square, 1 / *factor, u->width);
+    int64_t rows;
+    for (int64_t i = block * u->block; i < block_end(u, block); i += rows) {
+        const int64_t element = (matrix * a->rows + i) * a->cols, left = block_end(u, block) - i;
+        mz_update_row row = row_of(u, element, a->cols);
+        float g2[MZ_ROWS], weight[MZ_ROWS];
+        rows = u->by_place && left >= MZ_ROWS ? MZ_ROWS : 1;
+        row.next = left >= 2 * rows ? gradient_at(a, element + rows * a->cols) : row.gradient;
+        u->simd->statistics(&row, rows, square, col, g2);
+        for (int64_t k = 0; k < rows; k++) {
+            float *factor = &a->row[matrix * a->rows + i + k];
+            *factor = *factor * u->rates.beta2 + (g2[k] / (float)a->cols) * (1 - u->rates.beta2);
+            weight[k] = *factor >= u->bound[matrix] ? 1 / *factor : 0;
+        }
+        u->simd->weigh(weighted, square, weight, rows, u->width);
     }
 }
 
@@ -156,7 +167,8 @@ static void mend_floored(const updating *u, int64_t matrix, float *weighted, flo
             continue;
         const mz_update_row row = row_of(u, (first + i) * a->cols, a->cols);
         u->simd->squares(&row, square);
-        u->simd->weigh(weighted, square, 1 / (bounded * mean) - (counted ? 1 / r : 0), u->width);
+        const float missing = 1 / (bounded * mean) - (counted ? 1 / r : 0);
+        u->simd->weigh(weighted, square, &missing, 1, u->width);
     }
 }
 
@@ -180,9 +192,10 @@ static void factored_factors(const updating *u, int64_t matrix) {
 static void factored_matrix(const updating *u, int64_t matrix, float *square) {
     const mz_update *a = u->args;
     float *col = part_of(u, matrix, 0, 0), *weighted = part_of(u, matrix, 0, 1);
+    const float whole = 1;
     for (int64_t b = 1; b < u->blocks; b++) {
-        u->simd->weigh(col, part_of(u, matrix, b, 0), 1, u->width);
-        u->simd->weigh(weighted, part_of(u, matrix, b, 1), 1, u->width);
+        u->simd->weigh(col, part_of(u, matrix, b, 0), &whole, 1, u->width);
+        u->simd->weigh(weighted, part_of(u, matrix, b, 1), &whole, 1, u->width);
     }
     float *c = a->col + matrix * a->cols;
     for (int64_t j = 0; j < a->cols; j++)
@@ -199,7 +212,7 @@ static void factored_matrix(const updating *u, int64_t matrix, float *square) {
 
 /* Whoever does the last block of a matrix finishes it. */
 static void factored_gather(updating *u, int64_t matrix, int64_t block, int32_t thread) {
-    float *square = u->line + thread * u->width;
+    float *square = u->line + thread * MZ_ROWS * u->width;
     factored_statistics(u, matrix, block, square);
     int32_t *left = &u->left[matrix - u->gathering.first];
     if (__atomic_sub_fetch(left, 1, __ATOMIC_ACQ_REL) == 0)
@@ -243,13 +256,17 @@ static int64_t sums_each(const updating *u) {
     return mz_keeps_factors(u->args) ? 1 : u->blocks;
 }
 
+/* One of either kind in turn, as long as there are both: threads that gather wait for memory, those
+ * that write for arithmetic. */
 static void sweep_block(void *argument, int64_t p, int32_t thread) {
     updating *u = argument;
-    const int64_t place = p / u->blocks, block = p % u->blocks;
-    if (place < u->writing.n)
-        u->write(u, u->writing.first + place, block);
+    const int64_t writes = u->writing.n * u->blocks, gathers = u->gathering.n * u->blocks;
+    const int64_t both = 2 * (writes < gathers ? writes : gathers);
+    const int64_t i = p < both ? p / 2 : p - both / 2; /* of either kind */
+    if (p < both ? p % 2 == 0 : writes > gathers)
+        u->write(u, u->writing.first + i / u->blocks, i % u->blocks);
     else
-        u->gather(u, u->gathering.first + place - u->writing.n, block, thread);
+        u->gather(u, u->gathering.first + i / u->blocks, i % u->blocks, thread);
 }
 
 static void start_wave(updating *u, int64_t first) {
@@ -477,7 +494,7 @@ size_t mz_host_update_workspace(const mz_kernels *k, const mz_update *a) {
     int64_t floats = a->matrices * sums_each(&u);
     if (mz_keeps_factors(a)) {
         const int64_t threads = mz_pool_threads(mz_host_of(k)->pool);
-        floats += (wave_most(a) * 2 * u.blocks + threads + a->matrices) * u.width;
+        floats += (wave_most(a) * 2 * u.blocks + threads * MZ_ROWS + a->matrices) * u.width;
         floats += 2 * a->matrices;
     }
     return sizeof(float) * (size_t)floats;
@@ -505,7 +522,7 @@ mz_kstatus mz_host_update_step(mz_kernels *k, mz_kstream stream, const mz_update
     u.write = mz_keeps_factors(a) ? factored_write : full_write;
     if (mz_keeps_factors(a)) {
         u.line = u.sum + a->matrices;
-        u.col_factor = u.line + mz_pool_threads(host->pool) * u.width;
+        u.col_factor = u.line + mz_pool_threads(host->pool) * MZ_ROWS * u.width;
         u.part = u.col_factor + a->matrices * u.width;
         u.mean = u.part + wave_most(a) * u.blocks * 2 * u.width;
         u.bound = u.mean + a->matrices;

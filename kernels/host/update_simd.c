@@ -59,25 +59,21 @@ INLINE lanes at_least(lanes x, float least) {
 /* ---- writing parameters -------------------------------------------------------------------------
  */
 
-/* The sum of mz_bf16_stochastic, which is cut to its upper half. */
-INLINE bits lifted(lanes q, bits random) {
-    const bits special = (bits)(((bits)q & 0x7f800000u) == 0x7f800000u);
-    return (bits)q + (random & ~special);
-}
-
-/* As mz_bf16_dither; rounding to nearest follows. */
-INLINE lanes dithered(lanes q, lanes noise) {
-    return q + noise * (lanes)((bits)q & 0x7fffffffu);
-}
-
-/* What is written for q in the upper half; the lower is left over. `drawn`: 16 random bits in the
- * upper half of each lane, the lower zero. `half_nans`: a NaN's lower half is zero. */
+/* What is written for q in the upper half; the lower is left over. `drawn`: 16 random bits, of
+ * dither below MZ_DITHER_ONE. `half_nans`: a NaN's lower half is zero. */
 INLINE bits written(lanes q, bits drawn, mz_rounding rounding, bool half_nans) {
-    if (rounding == MZ_ROUND_STOCHASTIC)
-        return lifted(q, drawn >> 16);
+    if (rounding == MZ_ROUND_STOCHASTIC) {
+        const bits special = (bits)(((bits)q & 0x7f800000u) == 0x7f800000u);
+        return (bits)q + (half_nans ? drawn : drawn & ~special);
+    }
     if (rounding == MZ_ROUND_DITHER)
-        q = dithered(q, __builtin_convertvector((ints)drawn, lanes) * 0x1p-39f);
+        q = q * ((lanes)drawn - 0x1p-8f);
     return half_nans ? round_number(q) : round_bf16(q);
+}
+
+/* What stands above the random bits. */
+INLINE uint32_t above_bits(mz_rounding rounding) {
+    return rounding == MZ_ROUND_DITHER ? MZ_DITHER_ONE : 0;
 }
 
 /* What columns i to i + n of p become, at most LANES. */
@@ -94,7 +90,9 @@ INLINE bits written_bf16(const uint16_t *p, const float *update, const uint16_t 
     if (decay_first)
         q = (lanes)(round_number(q) & 0xffff0000u);
     q = q - load(MZ_F32, update, i, n) * rate;
-    const bits random = rounding == MZ_ROUND_NEAREST ? (bits){0} : load_u16(drawn + i) << 16;
+    bits random = {0};
+    if (rounding != MZ_ROUND_NEAREST)
+        random = load_u16(drawn + i) | above_bits(rounding);
     return written(q, random, rounding, false);
 }
 
@@ -229,32 +227,42 @@ INLINE sums inside(int64_t n) {
     return load16(MZ_BF16, one, 0, n);
 }
 
-INLINE void statistics16(const mz_update_row *r, float *square, float *col, sums *sum, int64_t i,
-                         int64_t n) {
-    const sums g = load16(MZ_BF16, r->gradient, i, n), before = load16_f32(col + i);
-    sums squares, after;
-    for (int s = 0; s < PER_SUM; s++) {
-        const lanes scaled = g.part[s] * r->scale;
-        squares.part[s] = scaled * scaled;
-        lanes g2 = squares.part[s] + r->floor;
-        if (n < SUMS)
-            g2 = g2 * inside(n).part[s];
-        sum->part[s] += g2;
-        after.part[s] = before.part[s] + g2;
+enum { FETCHED = 32 }; /* columns of a cache line */
+
+/* Columns [i, i + n) of `rows` rows. `plain`: no scale, no floor. */
+INLINE void statistics16(const mz_update_row *r, int rows, bool plain, float *square, float *col,
+                         sums *sum, int64_t i, int64_t n) {
+    const int64_t width = (r->n + SUMS - 1) / SUMS * SUMS;
+    sums column = load16_f32(col + i);
+    for (int k = 0; k < rows; k++) {
+        sums g = load16(MZ_BF16, (const uint16_t *)r->gradient + k * r->n, i, n);
+        if (i % FETCHED == 0) /* a processor that reads several rows at once looks ahead in none */
+            __builtin_prefetch((const uint16_t *)r->next + k * r->n + i);
+        for (int s = 0; s < PER_SUM; s++) {
+            const lanes scaled = plain ? g.part[s] : g.part[s] * r->scale;
+            g.part[s] = scaled * scaled;
+            lanes g2 = plain ? g.part[s] : g.part[s] + r->floor;
+            if (n < SUMS)
+                g2 = g2 * inside(n).part[s];
+            sum[k].part[s] += g2;
+            column.part[s] += g2;
+        }
+        put16_f32(square + k * width + i, g, CACHED);
     }
-    put16_f32(square + i, squares, CACHED);
-    put16_f32(col + i, after, CACHED);
+    put16_f32(col + i, column, CACHED);
 }
 
-static float statistics_by_place(const mz_update_row *row, float *square, float *col) {
+INLINE void statistics_by_place(const mz_update_row *row, int rows, bool plain, float *square,
+                                float *col, float *g2) {
     const mz_update_row r = *row;
-    sums sum = {0};
+    sums sum[MZ_ROWS] = {0};
     int64_t i = 0;
     for (; i + SUMS <= r.n; i += SUMS)
-        statistics16(&r, square, col, &sum, i, SUMS);
+        statistics16(&r, rows, plain, square, col, sum, i, SUMS);
     if (i < r.n)
-        statistics16(&r, square, col, &sum, i, r.n - i);
-    return total(&sum);
+        statistics16(&r, rows, plain, square, col, sum, i, r.n - i);
+    for (int k = 0; k < rows; k++)
+        g2[k] = total(&sum[k]);
 }
 
 /* A NaN's lower half becomes zero. */
@@ -262,27 +270,47 @@ static float half_nan(float x) {
     return x == x ? x : NAN;
 }
 
-/* Columns [i, i + n), n <= 16; drawn: theirs; rate: of the gradient as it is stored. */
-INLINE void write16(const mz_update_row *r, float rate, float keep, const float *col_factor,
-                    const uint16_t *drawn, int64_t i, int64_t n, mz_rounding rounding,
-                    bool decay_first) {
-    const sums p = load16(MZ_BF16, r->parameter, i, n), g = load16(MZ_BF16, r->gradient, i, n);
-    const sums factor = load16_f32(col_factor + i);
-    sums random = {0}, result;
-    if (rounding != MZ_ROUND_NEAREST)
-        random = load16_bf16(drawn);
-    for (int s = 0; s < PER_SUM; s++) {
-        lanes q = p.part[s] * keep;
-        if (decay_first)
-            q = (lanes)(round_number(q) & 0xffff0000u);
-        q = q - g.part[s] * factor.part[s] * rate;
-        result.part[s] = (lanes)written(q, (bits)random.part[s], rounding, true);
+typedef enum decay_form { NO_DECAY, PLAIN_DECAY, ROUNDED_DECAY } decay_form;
+
+/* Columns [i, i + n) in groups of 16, of which the last may be shorter; drawn: theirs; rate: of
+ * the gradient as it is stored. One step of all registers after the other: a processor looks ahead
+ * less far than one of these chains is long. */
+enum { GROUPS = 2, HELD = GROUPS * PER_SUM };
+INLINE void write_groups(const mz_update_row *r, float rate, float keep, const float *col_factor,
+                         const uint16_t *drawn, int64_t i, int64_t n, int groups,
+                         mz_rounding rounding, decay_form decay) {
+    lanes q[HELD], u[HELD], random[HELD];
+    const int held = groups * PER_SUM;
+    const int64_t each = groups > 1 ? SUMS : n;
+    for (int k = 0; k < groups; k++) {
+        const sums p = load16(MZ_BF16, r->parameter, i + k * SUMS, each);
+        const sums g = load16(MZ_BF16, r->gradient, i + k * SUMS, each);
+        sums drew = {0};
+        if (rounding != MZ_ROUND_NEAREST)
+            drew = load16_u16(drawn + k * SUMS, above_bits(rounding));
+        memcpy(q + k * PER_SUM, p.part, sizeof p.part);
+        memcpy(u + k * PER_SUM, g.part, sizeof g.part);
+        memcpy(random + k * PER_SUM, drew.part, sizeof drew.part);
     }
-    store16(MZ_BF16, r->parameter, i, result, n, CACHED);
+    for (int k = 0; k < held && decay != NO_DECAY; k++)
+        q[k] = q[k] * keep;
+    for (int k = 0; k < held && decay == ROUNDED_DECAY; k++)
+        q[k] = (lanes)(round_number(q[k]) & 0xffff0000u);
+    for (int k = 0; k < held; k++)
+        u[k] = u[k] * load_f32(col_factor + i + k * LANES);
+    for (int k = 0; k < held; k++)
+        q[k] = q[k] - u[k] * rate;
+    for (int k = 0; k < held; k++)
+        q[k] = (lanes)written(q[k], (bits)random[k], rounding, true);
+    for (int k = 0; k < groups; k++) {
+        sums result;
+        memcpy(result.part, q + k * PER_SUM, sizeof result.part);
+        store16(MZ_BF16, r->parameter, i + k * SUMS, result, each, CACHED);
+    }
 }
 
 INLINE void write_by_place(const mz_update_row *row, const float *col_factor, mz_rounding rounding,
-                           bool decay_first) {
+                           decay_form decay) {
     const mz_update_row r = *row;
     const float rate = half_nan(r.scale * r.rate), keep = half_nan(r.keep);
     _Alignas(4 * LANES) uint16_t room[DRAWN];
@@ -292,37 +320,51 @@ INLINE void write_by_place(const mz_update_row *row, const float *col_factor, mz
         if (rounding != MZ_ROUND_NEAREST)
             drawn = draw(r.random, (uint64_t)(r.element + first), n, room);
         int64_t i = 0;
-        for (; i + SUMS <= n; i += SUMS)
-            write16(&r, rate, keep, col_factor, drawn + i, first + i, SUMS, rounding, decay_first);
-        if (i < n)
-            write16(&r, rate, keep, col_factor, drawn + i, first + i, n - i, rounding, decay_first);
+        for (; i + GROUPS * SUMS <= n; i += GROUPS * SUMS)
+            write_groups(&r, rate, keep, col_factor, drawn + i, first + i, GROUPS * SUMS, GROUPS,
+                         rounding, decay);
+        for (; i < n; i += SUMS)
+            write_groups(&r, rate, keep, col_factor, drawn + i, first + i,
+                         n - i < SUMS ? n - i : SUMS, 1, rounding, decay);
     }
 }
 
-static void apply_by_place(const mz_update_row *r, const float *col_factor) {
-    const mz_rounding rounding = r->args->rounding;
-    if (rounding == MZ_ROUND_NEAREST && r->decay_first)
-        write_by_place(r, col_factor, MZ_ROUND_NEAREST, true);
-    else if (rounding == MZ_ROUND_NEAREST)
-        write_by_place(r, col_factor, MZ_ROUND_NEAREST, false);
-    else if (rounding == MZ_ROUND_DITHER && r->decay_first)
-        write_by_place(r, col_factor, MZ_ROUND_DITHER, true);
-    else if (rounding == MZ_ROUND_DITHER)
-        write_by_place(r, col_factor, MZ_ROUND_DITHER, false);
-    else if (r->decay_first)
-        write_by_place(r, col_factor, MZ_ROUND_STOCHASTIC, true);
+INLINE void write_rounded(const mz_update_row *r, const float *col_factor, mz_rounding rounding) {
+    if (r->decay_first)
+        write_by_place(r, col_factor, rounding, ROUNDED_DECAY);
+    else if (r->keep != 1)
+        write_by_place(r, col_factor, rounding, PLAIN_DECAY);
     else
-        write_by_place(r, col_factor, MZ_ROUND_STOCHASTIC, false);
+        write_by_place(r, col_factor, rounding, NO_DECAY);
 }
 
-static float statistics(const mz_update_row *r, float *square, float *col) {
-    if (r->by_place)
-        return statistics_by_place(r, square, col);
+static void apply_by_place(const mz_update_row *r, const float *col_factor) {
+    if (r->args->rounding == MZ_ROUND_NEAREST)
+        write_rounded(r, col_factor, MZ_ROUND_NEAREST);
+    else if (r->args->rounding == MZ_ROUND_DITHER)
+        write_rounded(r, col_factor, MZ_ROUND_DITHER);
+    else
+        write_rounded(r, col_factor, MZ_ROUND_STOCHASTIC);
+}
+
+static float statistics_row(const mz_update_row *r, float *square, float *col) {
     if (r->args->gradient_type == MZ_BF16)
         return r->m ? statistics_of(*r, square, col, MZ_BF16, true)
                     : statistics_of(*r, square, col, MZ_BF16, false);
     return r->m ? statistics_of(*r, square, col, MZ_F32, true)
                 : statistics_of(*r, square, col, MZ_F32, false);
+}
+
+static void statistics(const mz_update_row *r, int64_t rows, float *square, float *col, float *g2) {
+    const bool plain = r->scale == 1 && r->floor == 0;
+    if (r->by_place && rows == MZ_ROWS && plain)
+        statistics_by_place(r, MZ_ROWS, true, square, col, g2);
+    else if (r->by_place && rows == MZ_ROWS)
+        statistics_by_place(r, MZ_ROWS, false, square, col, g2);
+    else if (r->by_place)
+        statistics_by_place(r, 1, false, square, col, g2);
+    else
+        *g2 = statistics_row(r, square, col);
 }
 
 static void squares(const mz_update_row *r, float *square) {
@@ -341,13 +383,29 @@ static void squares(const mz_update_row *r, float *square) {
     }
 }
 
-static void weigh(float *weighted, const float *square, float factor, int64_t n) {
+INLINE void weigh_rows(float *weighted, const float *square, const float *factor, int rows,
+                       int64_t n) {
     int64_t i = 0;
-    for (; i + LANES <= n; i += LANES)
-        store_f32(weighted + i, load_f32(weighted + i) + load_f32(square + i) * factor);
-    if (i < n)
-        store(weighted, i,
-              load(MZ_F32, weighted, i, n - i) + load(MZ_F32, square, i, n - i) * factor, n - i);
+    for (; i + LANES <= n; i += LANES) {
+        lanes sum = load_f32(weighted + i);
+        for (int k = 0; k < rows; k++)
+            sum += load_f32(square + k * n + i) * factor[k];
+        store_f32(weighted + i, sum);
+    }
+    if (i < n) {
+        lanes sum = load(MZ_F32, weighted, i, n - i);
+        for (int k = 0; k < rows; k++)
+            sum += load(MZ_F32, square + k * n, i, n - i) * factor[k];
+        store(weighted, i, sum, n - i);
+    }
+}
+
+static void weigh(float *weighted, const float *square, const float *factor, int64_t rows,
+                  int64_t n) {
+    if (rows == MZ_ROWS)
+        weigh_rows(weighted, square, factor, MZ_ROWS, n);
+    else
+        weigh_rows(weighted, square, factor, 1, n);
 }
 
 INLINE lanes statistics_full_at(mz_update_row r, int64_t i, int64_t n, mz_dtype type,

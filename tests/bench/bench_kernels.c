@@ -505,6 +505,8 @@ static void update_row(const table *t, const update_case *c, const mz_update *al
     const size_t scratch = mz_update_workspace(t->b->kernels, &a);
     memory_row(t, (kernel){c->name, run_update, &a, scratch, (double)c->bytes * MATRICES * VALUES,
                            c->note, &small, (double)c->bytes * (double)small.rows * SHORT});
+    a.rate = 0.05f; /* so that it is seen in bf16 */
+    a.decay = 0.1f;
     clear_state(&a, all);
     memcpy(a.parameter, before, 2 * (size_t)MATRICES * VALUES);
     void *workspace = scratch > 0 ? bench_room(t->b, scratch, 0) : NULL;
@@ -524,10 +526,10 @@ static void updates(const table *t) {
                          .gradient_type = MZ_BF16,
                          .parameter = bench_halves(b, n),
                          .gradient = bench_halves(b, n),
-                         .rate = 0.05f,
+                         .rate = 3e-4f,
                          .beta1 = 0.9f,
                          .beta2 = 0.999f,
-                         .decay = 0.1f,
+                         .decay = 0.05f,
                          .eps = 1e-8f,
                          .step = 5,
                          .clip_rms = true,

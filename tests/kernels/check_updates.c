@@ -378,6 +378,33 @@ static void check_bias(rig *r) {
     }
 }
 
+/* Every number of bf16 decays alone, with factors on both sides of what a rounding hides. */
+static void check_decay(rig *r) {
+    enum { N = 1 << 16 };
+    const float lost[] = {1.5e-5f, 0x1.fffp-10f, 0x1p-9f, 0x1.001p-9f, 0.01f, -1e-3f};
+    double *p = rig_host(r, 8 * N), *zero = rig_host(r, 8 * N);
+    for (uint32_t i = 0; i < N; i++) /* of infinities and NaNs zeros */
+        p[i] = (i & 0x7f80u) == 0x7f80u ? 0 : mz_from_bf16((uint16_t)i);
+    for (int k = 0; k < 6; k++) {
+        mz_update a = settings_of(MZ_UPDATE_LION);
+        a.type = MZ_BF16;
+        a.rate = 0.5f;
+        a.decay = 2 * lost[k];
+        a.step = 1;
+        a.matrices = 1;
+        a.rows = N;
+        a.cols = 1;
+        a.parameter = rig_put(r, MZ_BF16, p, N);
+        a.gradient = rig_put_floats(r, zero, N);
+        a.m = rig_put_floats(r, zero, N);
+        RIG_OK(r, mz_update_step(r->kernels, 0, &a, NULL));
+        const uint16_t *got = rig_get(r, a.parameter);
+        for (int i = 0; i < N; i++)
+            if (got[i] != mz_to_bf16((float)p[i] * (1 - lost[k])))
+                rig_fail(r, "decay by %g: %g becomes 0x%04x", (double)lost[k], p[i], got[i]);
+    }
+}
+
 /* Bits belong to (seed, step, tensor, element): cutting a tensor into matrices changes nothing. */
 static void check_bits(rig *r) {
     enum { N = 20580 }; /* two substreams end within */
@@ -542,6 +569,7 @@ const check checks_of_updates[] = {{"skewadam", check_skewadam},
                                    {"lion", check_lion},
                                    {"muon", check_muon},
                                    {"bias of writing", check_bias},
+                                   {"decay of bf16", check_decay},
                                    {"random bits", check_bits},
                                    {"bits of rows", check_row_bits},
                                    {"nan", check_nan},

@@ -82,8 +82,9 @@ def written(q, rounding, bits):
     """The bf16 bits that are written for the fp32 value q."""
     q = np.asarray(q, np.float32)
     if rounding == DITHER:
-        s = bits.astype(np.uint16).view(np.int16).astype(np.float32) * np.float32(2.0 ** -23)
-        q = (q + s * np.abs(q)).astype(np.float32)
+        # |q| of the formula written as q: the draw is mirrored where q is negative
+        s = (bits.astype(np.float64) / 65536 - 0.5) * 2.0 ** -7
+        q = q * (1 + s).astype(np.float32)
     elif rounding == STOCHASTIC:
         return ((q.view(np.uint32) + bits) >> 16).astype(np.uint16)
     return bf16_bits(q)
