@@ -114,6 +114,7 @@ static mz_code step_options(memory_job *job, mz_err *err) {
     const int32_t ranks = job->cluster->ranks;
     mz_step_options *o = &job->options;
     *o = mz_step_defaults(ranks);
+    o->stop = job->app->stop;
     o->zero = (int32_t)a->zero;
     o->ep = a->ep ? (int32_t)a->ep : ranks;
     if (o->ep > ranks || ranks % o->ep != 0)

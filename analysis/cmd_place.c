@@ -403,6 +403,7 @@ static mz_code run_job(place_job *job, mz_app *app, mz_err *err) {
         code = load_machine(job, app, err);
     if (code == MZ_OK)
         code = fill_env(job, err);
+    job->env.stop = app->stop;
     if (code == MZ_OK)
         code = start_policy(job, err);
     if (code == MZ_OK)

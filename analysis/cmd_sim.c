@@ -501,6 +501,7 @@ static mz_code write_result(sim_job *job, mz_app *app, mz_err *err) {
 
 /* What is complete is written even when the user interrupts. */
 static mz_code run_job(sim_job *job, mz_app *app, mz_err *err) {
+    job->options.stop = app->stop;
     mz_code code = mz_sim_create(job->model, job->cluster, &job->options, job->policies, job->count,
                                  &job->sim, err);
     if (code == MZ_OK && job->args.bounds)

@@ -127,7 +127,8 @@ static mz_code create_planner(mz_replay *r, replay_policy *p, mz_err *err) {
                                .optimizer = r->options.optimizer,
                                .ep = r->ranks,
                                .recompute = r->options.recompute,
-                               .seed = r->options.seed};
+                               .seed = r->options.seed,
+                               .stop = r->stop};
     mz_planner_free(&p->planner);
     return mz_planner_create(p->text, &job, &p->planner, err);
 }

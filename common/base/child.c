@@ -107,12 +107,21 @@ bool mz_child_send(mz_child *child, const void *message, size_t size) {
 }
 
 static bool wait_for(mz_child *child) {
-    for (;;) {
+    enum { LOOK_MS = 100 }; /* a signal may come just before poll, or to another thread */
+    for (int left = child->patience_ms;;) {
         struct pollfd poll_fd = {.fd = child->fd, .events = POLLIN};
-        const int ready = poll(&poll_fd, 1, child->patience_ms);
+        const int slice = child->stop && left > LOOK_MS ? LOOK_MS : left;
+        const int ready = poll(&poll_fd, 1, slice);
         if (ready > 0)
             return true;
+        if (child->stop && *child->stop) {
+            mz_child_kill(child, "interrupted");
+            return false;
+        }
         if (ready < 0 && errno == EINTR)
+            continue;
+        left -= slice;
+        if (left > 0)
             continue;
         char why[48];
         snprintf(why, sizeof why, "no answer for %g s", child->patience_ms / 1000.0);

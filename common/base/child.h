@@ -12,6 +12,7 @@
 
 #include "common/base/err.h"
 
+#include <signal.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <sys/types.h>
@@ -20,7 +21,9 @@ typedef struct mz_child {
     pid_t pid; /* 0: there is none, or it has been waited for */
     int fd;
     int patience_ms; /* how long an answer may take before the child counts as hung */
-    char death[96];  /* why there is none any more: "signal 11", "exit status 3" */
+    const volatile sig_atomic_t *stop; /* once set, no answer is waited for any more: the child is
+                                        * killed. NULL, as mz_child_start leaves it: never */
+    char death[96]; /* why there is none any more: "signal 11", "exit status 3" */
 } mz_child;
 
 /* Runs run(context, fd) in a new process and ends it with status 0 when that returns. keep: one
@@ -30,7 +33,8 @@ mz_code mz_child_start(mz_child *child, void (*run)(void *context, int fd), void
                        int patience_ms, mz_err *err);
 
 /* One message there, one message back, each of exactly `size` bytes. False when the child has
- * ended, hangs (it is then killed) or says something of another size; child->death has the reason.
+ * ended, hangs or is not waited for (it is then killed), or says something of another size;
+ * child->death has the reason.
  */
 bool mz_child_send(mz_child *child, const void *message, size_t size);
 bool mz_child_receive(mz_child *child, void *message, size_t size);

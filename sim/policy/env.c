@@ -93,6 +93,7 @@ mz_code mz_policy_env_of(const mz_policy_job *job, int32_t group, mz_arena *aren
                            .token_bytes = 2 * m->hidden,
                            .recompute = job->recompute,
                            .seed = job->seed,
+                           .stop = job->stop,
                            .expert_groups = m->router_groups,
                            .expert_state_bytes = state_bytes(job),
                            .pair_seconds = pair_seconds(m, &job->cluster->device)};

@@ -153,9 +153,13 @@ static const char *verb(int32_t op) {
 static mz_code ask(plugin_state *s, const mz_plugin_request *request, mz_plugin_reply *reply,
                    mz_err *err) {
     if (!mz_child_send(&s->child, request, sizeof *request) ||
-        !mz_child_receive(&s->child, reply, sizeof *reply))
+        !mz_child_receive(&s->child, reply, sizeof *reply)) {
+        if (s->child.stop && *s->child.stop)
+            return mz_fail(err, MZ_EABORTED, "plug-in %s: interrupted %s", s->path,
+                           verb(request->op));
         return mz_fail(err, MZ_EINPUT, "plug-in %s: it ended %s (%s)", s->path, verb(request->op),
                        s->child.death);
+    }
     reply->text[MZ_PLUGIN_TEXT - 1] = reply->why[MZ_PLUGIN_TEXT - 1] = 0;
     reply->name[MZ_PLUGIN_NAME - 1] = 0;
     if (reply->failed)
@@ -249,6 +253,7 @@ static mz_code load_plugin(const mz_policy_env *env, const plugin_options *o, mz
     mz_code code = fill_start(env, arena, s, start, err);
     if (code == MZ_OK)
         code = mz_child_start(&s->child, mz_plugin_serve, start, s->memory, o->patience_ms, err);
+    s->child.stop = env->stop;
     mz_plugin_request request = {.op = MZ_PLUGIN_OP_LOAD};
     mz_plugin_reply reply;
     if (code == MZ_OK)
@@ -357,6 +362,7 @@ static void plugin_release(void *self) {
         mz_plugin_request request = {.op = MZ_PLUGIN_OP_RELEASE};
         mz_plugin_reply reply;
         mz_err ignored;
+        s->child.stop = NULL; /* a plug-in that is not busy may say goodbye */
         if (s->child.patience_ms > PARTING_MS)
             s->child.patience_ms = PARTING_MS;
         ask(s, &request, &reply, &ignored);

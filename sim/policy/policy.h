@@ -21,6 +21,7 @@
 #include "common/base/load.h"
 #include "common/base/opt.h"
 
+#include <signal.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -125,6 +126,7 @@ typedef struct mz_policy_env {
     double pair_seconds;    /* forward products of one pair where an expert has many rows */
     double inside_bytes_s;  /* attained by one rank towards ranks of its own domain, bytes/s */
     double outside_bytes_s; /* towards ranks of other domains; equal to inside where there is one */
+    const volatile sig_atomic_t *stop; /* once set, a plug-in's answer is not waited for; or NULL */
 } mz_policy_env;
 
 /* The environment of one expert-parallel group of a job (env.c). Simulator, replay and `mizan
@@ -139,6 +141,7 @@ typedef struct mz_policy_job {
     int32_t ep;                           /* ranks of one group; divides the cluster's ranks */
     bool recompute;
     uint64_t seed;
+    const volatile sig_atomic_t *stop; /* as in mz_policy_env */
 } mz_policy_job;
 /* env->domain lives in arena; domains of the group are numbered from 0 in order of rank.
  * O(ep + tensors). MZ_ENOMEM alone. */

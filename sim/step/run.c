@@ -80,7 +80,8 @@ static mz_code init_policy(mz_sim *sim, sim_policy *p, const char *text, mz_err 
                                .optimizer = sim->options.optimizer,
                                .ep = sim->options.ep,
                                .recompute = sim->options.recompute != MZ_RECOMPUTE_NONE,
-                               .seed = sim->options.seed};
+                               .seed = sim->options.seed,
+                               .stop = sim->options.stop};
     mz_code code = mz_planner_create(text, &job, &p->planner, err);
     if (code != MZ_OK)
         return code;

@@ -35,6 +35,7 @@
 #include "sim/model/optimizer.h"
 #include "sim/policy/policy.h"
 
+#include <signal.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -94,6 +95,7 @@ typedef struct mz_step_options {
     /* budgets of lossy policies, per rank and layer backward; < 0: what memory leaves / none */
     double budget_memory_bytes;
     double budget_network_bytes;
+    const volatile sig_atomic_t *stop; /* once set, a policy's plug-in is not waited for; or NULL */
 } mz_step_options;
 
 /* The defaults: ZeRO 1, ep = ranks, AdamW, port network, pair dispatch, no recomputation. */

@@ -563,3 +563,34 @@ PY
     "$python" "$reader" report a.json
     grep -q 'a plug-in prints' err
 }
+
+# interrupted_while_busy TEXT COMMAND...: it ends soon, as by a signal, with one line that has TEXT, and leaves no process.
+interrupted_while_busy() {
+    local text=$1 code=0 i
+    shift
+    "$@" >out 2>err &
+    local pid=$!
+    for ((i = 0; i < 600; i++)); do
+        ! grep -q 'a plug-in is busy' err || break
+        sleep 0.05
+    done
+    [ "$i" -lt 600 ]
+    local child
+    child=$(pgrep -P "$pid")
+    kill -INT "$pid"
+    local begin=$SECONDS
+    wait "$pid" || code=$?
+    cat err
+    [ "$code" -eq 130 ]
+    [ $((SECONDS - begin)) -lt 20 ] # a plug-in may take 60 s
+    [ "$(tail -n 1 err | grep -c "plug-in ./faulty.so: interrupted $text")" -eq 1 ]
+    ! kill -0 "$child" 2>/dev/null
+}
+
+@test "an interrupt does not wait for a plug-in" {
+    build_plugin "$root/tests/policy/plugins/faulty.c" faulty.so -DROUTE
+    local sim=("$mizan" -q sim --trace "$example" --model olmoe-1b-7b --cluster a100-80gb:8)
+    interrupted_while_busy "in decide" "$mizan" -q place --policy './faulty.so[what=busy]' --counts small.csv --ranks 4
+    interrupted_while_busy "while it was loaded" "${sim[@]}" --policy './faulty.so[what=busy,when=init]'
+    interrupted_while_busy "in route" "${sim[@]}" --policy './faulty.so[what=busy,when=route]'
+}

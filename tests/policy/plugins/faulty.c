@@ -36,7 +36,9 @@ static const char *misbehave(const char *now) {
         _exit(0);
     if (strcmp(what, "kill") == 0)
         raise(SIGKILL);
-    for (volatile int forever = strcmp(what, "loop") == 0; forever;)
+    if (strcmp(what, "busy") == 0)
+        puts("a plug-in is busy");
+    for (volatile int forever = strcmp(what, "loop") == 0 || strcmp(what, "busy") == 0; forever;)
         ;
     if (strcmp(what, "hang-up") == 0)
         for (int fd = 3; fd < 64; fd++)
