@@ -7,11 +7,11 @@
  * queue, in order of time. This is exact: whatever an event at time t sets off happens at t or
  * later. */
 #include "common/base/arena.h"
+#include "common/base/sort.h"
 #include "sim/engine/graph.h"
 #include "sim/engine/state.h"
 
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 typedef enum event_kind {
@@ -159,7 +159,7 @@ static void serve_tied(run_state *run, int32_t first) {
         graph->tied[count++] = (int32_t)event.subject;
     }
     if (count > 1) {
-        qsort(graph->tied, count, sizeof *graph->tied, by_id);
+        mz_sort_in_place(graph->tied, count, sizeof *graph->tied, by_id);
     }
     for (size_t i = 0; i < count; i++) {
         serve(run, graph->tied[i]);

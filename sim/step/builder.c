@@ -2,8 +2,9 @@
  * and mz_step_finish returns the code. */
 #include "sim/step/inside.h"
 
+#include "common/base/sort.h"
+
 #include <math.h>
-#include <stdlib.h>
 
 /* Tags: phase in the low 8 bits, model layer above. */
 static uint32_t tag_of(mz_phase phase, int32_t layer) {
@@ -247,12 +248,19 @@ static int by_ends(const void *a, const void *b) {
     return x->dst < y->dst ? -1 : x->dst > y->dst;
 }
 
+/* Sums of bytes do not depend on the order in which messages were added. */
+static int by_ends_and_bytes(const void *a, const void *b) {
+    const mz_message *x = a, *y = b;
+    const int ends = by_ends(a, b);
+    return ends != 0 ? ends : (x->bytes > y->bytes) - (x->bytes < y->bytes);
+}
+
 /* Sorted, messages between the same two ranks joined into one. */
 static void merge_messages(mz_step *s) {
     size_t kept = 0;
     if (s->sendings == 0)
         return;
-    qsort(s->sending, s->sendings, sizeof *s->sending, by_ends);
+    mz_sort_in_place(s->sending, s->sendings, sizeof *s->sending, by_ends_and_bytes);
     for (size_t i = 1; i < s->sendings; i++) {
         if (by_ends(&s->sending[kept], &s->sending[i]) == 0)
             s->sending[kept].bytes += s->sending[i].bytes;

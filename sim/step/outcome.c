@@ -8,7 +8,8 @@
  * which it is longest, so phases of one step need not add up to the step. */
 #include "sim/step/inside.h"
 
-#include <stdlib.h>
+#include "common/base/sort.h"
+
 #include <string.h>
 
 /* Begin of every task: kernels when they start, members of an exchange when all have entered. */
@@ -88,10 +89,12 @@ static mz_code sort_by_rank(mz_step *s, mz_err *err) {
 
 static int by_begin(const void *a, const void *b) {
     const step_interval *x = a, *y = b;
-    return x->begin < y->begin ? -1 : x->begin > y->begin;
+    if (x->begin != y->begin)
+        return x->begin < y->begin ? -1 : 1;
+    return x->end < y->end ? -1 : x->end > y->end;
 }
 
-/* Insertion sort: intervals come nearly sorted; far from it, the library's sort takes over. */
+/* Insertion sort: intervals come nearly sorted; far from it, heapsort takes over. */
 static void sort_intervals(step_interval *v, int64_t n) {
     int64_t moved = 0;
     for (int64_t i = 1; i < n; i++) {
@@ -101,7 +104,7 @@ static void sort_intervals(step_interval *v, int64_t n) {
             v[j] = v[j - 1];
         v[j] = x;
         if (moved > 16 * n) {
-            qsort(v, (size_t)n, sizeof *v, by_begin);
+            mz_sort_in_place(v, (size_t)n, sizeof *v, by_begin);
             return;
         }
     }
