@@ -395,8 +395,10 @@ static mz_code run_job(place_job *job, mz_app *app, mz_err *err) {
                                  .sum = a->sum,
                                  .seed = (uint64_t)a->seed,
                                  .stop = app->stop};
-    const char *const input[] = {a->counts, a->trace};
-    mz_code code = mz_keep_inputs(input, 2, a->output, err);
+    const char *const file[] = {a->counts, a->trace, a->model};
+    char *const policy = (char *)a->policy; /* read alone */
+    const mz_job_inputs in = {file, 3, a->cluster, &policy, policy ? 1 : 0};
+    mz_code code = mz_keep_job(&in, a->output, err);
     if (code == MZ_OK)
         code = open_loads(job, err);
     if (code == MZ_OK)

@@ -523,10 +523,12 @@ static mz_code run_job(sim_job *job, mz_app *app, mz_err *err) {
 }
 
 /* Before the work: a file that cannot be written, or that is read. */
-static mz_code try_output(const sim_args *a, mz_err *err) {
-    const char *const input[] = {a->trace, a->model};
+static mz_code try_output(const sim_job *job, mz_err *err) {
+    const sim_args *a = &job->args;
+    const char *const file[] = {a->trace, a->model};
+    const mz_job_inputs in = {file, 2, a->cluster, job->policies, job->count};
     const mz_code code = mz_output_try(a->output, err);
-    return code == MZ_OK ? mz_keep_inputs(input, 2, a->output, err) : code;
+    return code == MZ_OK ? mz_keep_job(&in, a->output, err) : code;
 }
 
 mz_code mz_cmd_sim(mz_app *app, int argc, char **argv, mz_err *err) {
@@ -549,7 +551,7 @@ mz_code mz_cmd_sim(mz_app *app, int argc, char **argv, mz_err *err) {
     }
     code = split_policies(&job, err);
     if (code == MZ_OK)
-        code = job.args.output ? try_output(&job.args, err) : MZ_OK;
+        code = job.args.output ? try_output(&job, err) : MZ_OK;
     if (code == MZ_OK)
         code = load_inputs(&job, app, err);
     if (code == MZ_OK)

@@ -7,6 +7,7 @@
 #include "replay/cmd.h"
 #include "replay/kernel_code.h"
 #include "replay/refresh.h"
+#include "traces/cmd.h"
 
 #include <errno.h>
 #include <math.h>
@@ -318,6 +319,8 @@ mz_code mz_cmd_calibrate(mz_app *app, int argc, char **argv, mz_err *err) {
         return code;
     mz_log_choose(&app->log, job.args.quiet, job.args.verbose);
     code = check_args(&job.args, seen, err);
+    if (code == MZ_OK)
+        code = mz_keep_input(job.args.refresh, job.args.output, err);
     if (code == MZ_OK && job.args.refresh)
         code = mz_refresh_load(job.args.refresh, &job.arena, &job.refresh, err);
     if (code == MZ_OK)

@@ -265,16 +265,17 @@ static mz_code read_prediction(replay_job *job, mz_err *err) {
 
 static mz_code load_inputs(replay_job *job, mz_app *app, mz_err *err) {
     const replay_args *a = &job->args;
-    const char *const input[] = {a->trace, a->model, a->prediction};
-    mz_code code = mz_keep_inputs(input, 3, a->output, err);
+    const char *const file[] = {a->trace, a->model, a->prediction};
+    mz_code code = split_policies(job, err);
+    const mz_job_inputs in = {file, 3, a->cluster, job->policies, job->count};
+    if (code == MZ_OK)
+        code = mz_keep_job(&in, a->output, err);
     if (code == MZ_OK)
         code = mz_opt_need(a->trace, "trace",
                            "a trace file (mizan trace import or synth makes one)", err);
     if (code == MZ_OK)
         code = mz_opt_need(a->model, "model", "a config.json or a shipped name (mizan sim --list)",
                            err);
-    if (code == MZ_OK)
-        code = split_policies(job, err);
     if (code == MZ_OK)
         code = mz_fault_parse(getenv("MIZAN_REPLAY_FAULT"), &job->fault, err);
     if (code == MZ_OK)

@@ -88,3 +88,26 @@ full() { (ulimit -f 1 && exec "$@"); }
     fails 2 "the output would replace the input" "${check[@]}" --html ./replay.h5
     only_files "${inputs[@]}" other.h5
 }
+
+# Profiles and plug-ins are named with more than their path; links of either kind are the file itself.
+@test "profiles and plug-ins are read and not written" {
+    cp "$root"/sim/cluster/profiles/a100-80gb.json here.json
+    ln -s here.json soft.json
+    ln here.json hard.json
+    echo nothing >mine.so
+    sha256sum here.json mine.so >>../before
+    local sim=("$mizan" sim -q --trace t.h5 --model config.json --steps 1 --scope layers)
+    for out in here.json ./here.json soft.json hard.json "$PWD/here.json"; do
+        fails 2 "the output would replace the input" "${sim[@]}" --policy static --cluster ./here.json:1x2 -o $out
+        fails 2 "the output would replace the input" "${replay[@]}" --cluster soft.json:1x2 -o $out
+        fails 2 "the output would replace the input" "${place[@]}" --cluster ./here.json:2 -o $out
+        fails 2 "the output would replace the input" "${calibrate[@]}" --refresh here.json -o $out
+    done
+    for policy in ./mine.so 'mine.so[depth=2]'; do
+        fails 2 "the output would replace the input" "${sim[@]}" --policy "static,$policy" --cluster a100-80gb:1x2 -o mine.so
+        fails 2 "the output would replace the input" "$mizan" replay -q --trace t.h5 --model config.json --policy "$policy" -o mine.so
+        fails 2 "the output would replace the input" "$mizan" place -q --policy "$policy" --trace t.h5 --ranks 2 -o mine.so
+    done
+    fails 2 "the output would replace the input" "${place[@]}" --model config.json -o config.json
+    only_files "${inputs[@]}" here.json soft.json hard.json mine.so
+}
