@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -98,7 +99,7 @@ static const char *find_data(void) {
 static void print_commands(FILE *out) {
     fprintf(out, "\ncommands ('mizan COMMAND --help' says more):\n");
     for (int i = 0; i < COMMANDS; i++)
-        fprintf(out, "  %-8s %s\n", commands[i].name, commands[i].summary);
+        fprintf(out, "  %-9s %s\n", commands[i].name, commands[i].summary);
     fprintf(out,
             "\nexit codes: 0 done, 1 a check failed, 2 bad input, 3 missing hardware or library, "
             "4 internal error\n");
@@ -171,6 +172,18 @@ static void print_error(const mz_log *log, const char *command, const mz_err *er
             log->color ? "\033[0m" : "", err->msg);
 }
 
+/* Where address space is limited a thread that OpenBLAS starts at load may find none and ask for it
+ * for ever; at a normal exit OpenBLAS would wait for that thread. Everything of ours is written and
+ * closed by now. */
+static int leave(int code) {
+    struct rlimit space;
+    if (getrlimit(RLIMIT_AS, &space) == 0 && space.rlim_cur != RLIM_INFINITY) {
+        fflush(stderr);
+        _exit(code);
+    }
+    return code;
+}
+
 int main(int argc, char **argv) {
     if (!hold_standard_streams())
         return MZ_EINTERNAL;
@@ -190,5 +203,5 @@ int main(int argc, char **argv) {
     }
     if (code)
         print_error(&app.log, command, &err);
-    return mz_exit_code(code);
+    return leave(mz_exit_code(code));
 }

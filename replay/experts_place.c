@@ -126,13 +126,14 @@ static mz_code add_arrival(mz_experts *x, const mz_replay_call *call, const mz_p
 
 static mz_code no_slot(const mz_experts *x, int32_t layer, int32_t expert, int32_t rank, bool owner,
                        mz_err *err) {
-    if (!owner || x->state_slots == x->slots)
+    if (x->state_slots == x->slots)
         return experts_bug(layer, expert, rank, "there is no slot for it", err);
     return mz_fail(err, MZ_EINPUT,
                    "the policy's optimizer state lies elsewhere than its experts (rank %d would "
-                   "update more than %d of layer %d), which a replay does not do; choose "
+                   "%s more than %d of layer %d), which a replay does not do; choose "
                    "optimizer=replicated",
-                   rank, x->state_slots, layer);
+                   rank, owner ? "update" : "hold copies of",
+                   owner ? x->state_slots : x->slots - x->state_slots, layer);
 }
 
 /* The other instances get a slot that is free. */

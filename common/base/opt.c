@@ -36,13 +36,24 @@ static int edit_distance(const char *a, const char *b) {
     return rows[na % 3][nb];
 }
 
+/* "h100" means "h100-80gb", although "h200" is nearer by edits: the shortest name that goes on from
+ * the word, or NULL. */
+static const char *continued(const char *word, size_t length, const char *const *names, int count) {
+    const char *found = NULL;
+    for (int i = 0; i < count; i++)
+        if (strncasecmp(word, names[i], length) == 0 &&
+            (!found || strlen(names[i]) < strlen(found)))
+            found = names[i];
+    return found;
+}
+
 const char *mz_nearest(const char *word, const char *const *names, int count) {
     size_t length = strlen(word);
-    if (length == 0 || length >= WORD_MAX)
+    if (length <= 2 || length >= WORD_MAX) /* every two-letter word is one edit from many */
         return NULL;
-    const char *found = NULL;
-    if (length <= 2) /* every two-letter word is one edit from many */
-        return NULL;
+    const char *found = continued(word, length, names, count);
+    if (found)
+        return found;
     int best = 1 + (int)length / 4;
     best = best > 3 ? 3 : best;
     best++;
@@ -55,10 +66,6 @@ const char *mz_nearest(const char *word, const char *const *names, int count) {
             found = names[i];
         }
     }
-    /* "qwen3" for "qwen3-30b-a3b": far by edits, near to a person. */
-    for (int i = 0; i < count && !found && length >= 3; i++)
-        if (strncasecmp(word, names[i], length) == 0)
-            found = names[i];
     return found;
 }
 

@@ -25,8 +25,14 @@ static mz_code parse_spec(const char *text, cluster_spec *spec, mz_err *err) {
         return mz_fail(err, MZ_EINPUT, "cluster \"%.64s...\": the path is too long", text);
     snprintf(spec->profile, sizeof spec->profile, "%.*s", (int)(colon - text), text);
     char gpus[32];
-    snprintf(gpus, sizeof gpus, "%s", colon + 1);
+    const int length = snprintf(gpus, sizeof gpus, "%s", colon + 1);
     char *times = strchr(gpus, 'x');
+    if (length >= (int)sizeof gpus || times == gpus || (times && times[1] == '\0'))
+        return mz_fail(
+            err, MZ_EINPUT,
+            "cluster \"%s\": after the colon belong GPUs, as in \"h100-80gb:64\", or GPUs "
+            "and ranks on each, as in \"h100-80gb:1x8\"",
+            text);
     if (times)
         *times = '\0';
     spec->ranks_per_device = 0;

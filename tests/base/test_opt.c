@@ -220,6 +220,9 @@ static void nearest_names(void **state) {
     assert_string_equal(mz_nearest("SYMI", names, n), "symi");
     assert_string_equal(mz_nearest("ultra-ep", names, n), "ultraep");
     assert_string_equal(mz_nearest("qwen3", names, n), "qwen3-30b-a3b");
+    static const char *const clusters[] = {"h200", "h100-pcie", "h100"};
+    assert_string_equal(mz_nearest("h100", clusters, 2), "h100-pcie"); /* though h200 is one edit */
+    assert_string_equal(mz_nearest("h10", clusters, 3), "h100");
     assert_null(mz_nearest("mixtral", names, n));
     assert_null(mz_nearest("", names, n));
     assert_null(mz_nearest("x", names, n));

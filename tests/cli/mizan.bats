@@ -74,6 +74,13 @@ setup() { enter_tmpdir; }
     [ "$status" -eq 2 ]
 }
 
+@test "little address space does not make a command wait for ever at its end" {
+    ! nm -D "$mizan" | grep -q __asan_ || skip "the address sanitizer needs all of it"
+    run --separate-stderr timeout -s KILL 60 bash -c 'ulimit -v 150000; "$0" --version' "$mizan"
+    [ "$status" -eq 0 ]
+    [[ $output == "mizan "* ]]
+}
+
 @test "works from any directory and with any locale" {
     cd /
     run "$mizan" sim --list

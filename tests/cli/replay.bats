@@ -194,6 +194,12 @@ warmup_of() { # OPTION...: as the result has it
     # known before the work, which would take hours
     fails 2 "nowhere/out.h5" timeout 60 "${replay[@]}" "${small[@]}" --repeat 1000000 -o nowhere/out.h5
     fails 2 "layers" "${replay[@]}" --layers 99
+    # which of its slots are too few depends on the load
+    "$mizan" trace synth -q --load empty --ranks 4 --experts 16 --top-k 2 --layers 2 --tokens 64 --sequence 8 --steps 3 -o empty.h5
+    sed 's/"num_experts": 64/"num_experts": 16/; s/"num_experts_per_tok": 8/"num_experts_per_tok": 2/; s/"num_hidden_layers": 16/"num_hidden_layers": 2/' \
+        "$root/sim/model/configs/olmoe-1b-7b.json" >config.json
+    fails 2 "choose optimizer=replicated" "$mizan" replay -q --trace empty.h5 --model config.json --hidden 16 --inter 16 --policy 'eplb[lag=0]'
+    rm empty.h5 config.json
     fails 2 "--policy" "${replay[@]}" "${small[@]}" --policy 'static,'
     MIZAN_REPLAY_FAULT=kill:nowhere:0:0 fails 2 "not kill, hang or corrupt" "${replay[@]}" "${small[@]}"
     only_files

@@ -184,6 +184,7 @@ EOF
 @test "unknown names suggest the nearest" {
     fails 2 "olmoe-1b-7b" "${sim[@]}" --model olmoe-1b-7 --policy static
     fails 2 "a100-80gb" "${sim[@]}" --cluster a100-80g:8 --policy static
+    fails 2 "did you mean h100-80gb?" "${sim[@]}" --cluster h100:8 --policy static
     fails 2 "symi" "${sim[@]}" --policy simi
     fails 2 "keep" "${sim[@]}" --policy 'lrmoe[kep=0.5]'
     fails 2 "adamw" "${sim[@]}" --optimizer adamv --policy static
@@ -194,13 +195,20 @@ EOF
 @test "a trace and a model that disagree say what to pass" {
     fails 2 "--model" "${sim[@]}" --model mixtral-8x7b --policy static -o out.h5
     only_files
+    for layers in 8 32; do
+        sed "s/\"num_hidden_layers\": 16/\"num_hidden_layers\": $layers/" "$root/sim/model/configs/olmoe-1b-7b.json" >$layers.json
+    done
+    fails 2 "or cut the trace" "${sim[@]}" --model 8.json --policy static
+    fails 2 "with fewer layers" "${sim[@]}" --model 32.json --policy static # cutting would not help
 }
 
 @test "bad numbers of ranks, groups and clusters" {
     fails 2 "--ep" "${sim[@]}" --ep 3 --policy static
     fails 2 "GPUs" "${sim[@]}" --cluster a100-80gb --policy static
     fails 2 "" "${sim[@]}" --cluster a100-80gb:0 --policy static
-    fails 2 "" "${sim[@]}" --cluster a100-80gb:x --policy static
+    for gpus in x x8 8x "8                                  x"; do
+        fails 2 "after the colon belong GPUs" "${sim[@]}" --cluster "a100-80gb:$gpus" --policy static
+    done
     fails 2 "--ranks" "${sim[@]}" --ranks 7 --policy static
     fails 2 "missing" "$mizan" sim --model olmoe-1b-7b --cluster a100-80gb:8
 }
