@@ -1,6 +1,7 @@
 /* mizan trace: info, compare, check, synth, import, export, cut. */
 #include "traces/cmd.h"
 
+#include "common/base/arena.h"
 #include "common/io/input.h"
 #include "common/io/json.h"
 #include "traces/check.h"
@@ -15,6 +16,7 @@
 #include "traces/synth.h"
 #include "traces/synth_profile.h"
 
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 
@@ -522,7 +524,7 @@ static const mz_opt import_table[] = {
     {"model-name", 0, MZ_OPT_STR, IN(model_name), NULL, "NAME",
      "which model of the file (laer-csv)"},
     {"phase", 0, MZ_OPT_STR, IN(phase), NULL, "NAME",
-     "train, prefill or decode; default: by format"},
+     "train, prefill or decode; asked for where a format does not tell (--list)"},
     {"step-meaning", 0, MZ_OPT_STR, IN(step_meaning), NULL, "NAME",
      "iteration, forward or none; default: by format"},
     {"step-stride", 0, MZ_OPT_INT, IN(step_stride), "0", "N",
@@ -547,11 +549,53 @@ static const mz_opt_spec import_spec = {
     .command = "mizan trace import",
     .synopsis = "[OPTIONS] FILE... -o TRACE",
     .about = "Turns routing recorded by other programs into one trace. Files may be gzip or xz.",
-    .example = "mizan trace import ids.npy.xz --weights weights.npy.xz --experts 32 -o trace.h5",
+    .example = "mizan trace import ids.npy.xz --weights weights.npy.xz --experts 32 --phase decode "
+               "-o trace.h5",
     .table = import_table,
     .count = COUNT(import_table),
     .max_args = -1,
 };
+
+typedef struct file_seen {
+    dev_t device;
+    ino_t inode;
+    int place; /* among the files given */
+} file_seen;
+
+static int by_inode(const void *a, const void *b) {
+    const file_seen *x = a, *y = b;
+    if (x->device != y->device)
+        return x->device < y->device ? -1 : 1;
+    if (x->inode != y->inode)
+        return x->inode < y->inode ? -1 : 1;
+    return (x->place > y->place) - (x->place < y->place);
+}
+
+/* MZ_EINPUT when a file is given twice, under one name or several: it would count twice. What is
+ * no file its importer refuses. */
+static mz_code refuse_twice(char **files, int count, mz_err *err) {
+    struct stat about;
+    int known = 0;
+    file_seen *seen = mz_calloc((size_t)count, sizeof *seen);
+    if (!seen)
+        return mz_fail_nomem(err, "the list of files");
+    for (int i = 0; i < count; i++)
+        if (stat(files[i], &about) == 0)
+            seen[known++] = (file_seen){about.st_dev, about.st_ino, i};
+    qsort(seen, (size_t)known, sizeof *seen, by_inode);
+    mz_code code = MZ_OK;
+    for (int i = 1; i < known && !code; i++) {
+        const char *one = files[seen[i - 1].place], *other = files[seen[i].place];
+        if (seen[i].device != seen[i - 1].device || seen[i].inode != seen[i - 1].inode)
+            continue;
+        code = strcmp(one, other) == 0
+                   ? mz_fail(err, MZ_EINPUT, "%s: given twice: give each file once", one)
+                   : mz_fail(err, MZ_EINPUT, "%s and %s are one file: give each file once", one,
+                             other);
+    }
+    free(seen);
+    return code;
+}
 
 /* First bytes of a file, for the importers to look at. */
 static mz_code read_head(const char *path, unsigned char *head, size_t room, size_t *size,
@@ -662,8 +706,12 @@ static mz_code refuse_answers(const mz_importer *importer, const bool *seen, mz_
 static void list_importers(FILE *out) {
     for (int i = 0; mz_importers[i]; i++) {
         const char *p = mz_importers[i]->answers;
-        fprintf(out, "%-15s %s%s", mz_importers[i]->name, mz_importers[i]->summary,
-                *p ? "; reads" : "");
+        fprintf(out, "%-15s %s; ", mz_importers[i]->name, mz_importers[i]->summary);
+        if (mz_importers[i]->phase)
+            fprintf(out, "phase %s", mz_importers[i]->phase);
+        else
+            fputs("needs --phase", out);
+        fputs(*p ? "; reads" : "", out);
         for (size_t length; *p; p += length + (p[length] == ' ')) {
             length = strcspn(p, " ");
             fprintf(out, " --%.*s", (int)length, p);
@@ -675,6 +723,48 @@ static void list_importers(FILE *out) {
 static void unset_to_minus_one(int64_t *value) {
     if (*value == 0)
         *value = -1;
+}
+
+/* The phase: what the user says, or that of all recordings of the format. */
+static mz_code settle_phase(mz_app *app, const mz_importer *importer, bool sure, const char *path,
+                            mz_import_options *options, mz_err *err) {
+    if (options->phase)
+        return MZ_OK;
+    if (!importer->phase)
+        return mz_fail(err, MZ_EINPUT,
+                       "%s: the phase is not in %s files%s: pass --phase train, prefill or decode",
+                       path, importer->name,
+                       sure ? "" : ", which it is taken for (--format names another)");
+    mz_info(&app->log, "phase %s, as of all %s files (--phase says otherwise)", importer->phase,
+            importer->name);
+    options->phase = importer->phase;
+    options->phase_by_format = true;
+    return MZ_OK;
+}
+
+/* What the user should know of an import that was done. */
+static void say_report(mz_app *app, const import_args *args, const mz_import_report *report) {
+    if (report->skipped)
+        mz_warn(&app->log, "%lld rows left out: %s", (long long)report->skipped, report->note);
+    else if (report->note[0])
+        mz_info(&app->log, "%s", report->note);
+    if (report->missing[0])
+        mz_warn(
+            &app->log,
+            "files of ranks are missing (%s): the trace holds what the others recorded, numbered "
+            "anew",
+            report->missing);
+    else if (report->absent)
+        mz_warn(
+            &app->log,
+            "a rank recorded nothing where others did, %lld times (first rank %d in step %lld): it "
+            "has no tokens there",
+            (long long)report->absent, report->absent_rank, (long long)report->absent_step);
+    if (args->import.weights_normalized == 0 && report->weight_rows && !report->weight_rows_off)
+        mz_warn(&app->log, "the weights of every token sum to 1, but --normalized no was said: the "
+                           "trace says that they do not");
+    mz_info(&app->log, "wrote %s: %lld calls, %lld tokens, %lld pairs", args->output,
+            (long long)report->calls, (long long)report->tokens, (long long)report->pairs);
 }
 
 static mz_code import_files(mz_app *app, import_args *args, const bool *seen, char **files,
@@ -695,32 +785,17 @@ static mz_code import_files(mz_app *app, import_args *args, const bool *seen, ch
     unset_to_minus_one(&args->import.step_stride);
     args->import.weights_normalized = args->normalized - 1;
     mz_info(&app->log, "importing as %s: %s", importer->name, importer->summary);
-    code = importer->import(app, files, count, &args->import, args->output, &write, &report, err);
+    code = settle_phase(app, importer, sure, files[0], &args->import, err);
     if (code)
         return code;
-    if (report.skipped)
-        mz_warn(&app->log, "%lld rows left out: %s", (long long)report.skipped, report.note);
-    else if (report.note[0])
-        mz_info(&app->log, "%s", report.note);
-    if (report.missing[0])
-        mz_warn(
-            &app->log,
-            "files of ranks are missing (%s): the trace holds what the others recorded, numbered "
-            "anew",
-            report.missing);
-    else if (report.absent)
-        mz_warn(
-            &app->log,
-            "a rank recorded nothing where others did, %lld times (first rank %d in step %lld): it "
-            "has no tokens there",
-            (long long)report.absent, report.absent_rank, (long long)report.absent_step);
-    mz_info(&app->log, "wrote %s: %lld calls, %lld tokens, %lld pairs", args->output,
-            (long long)report.calls, (long long)report.tokens, (long long)report.pairs);
-    return MZ_OK;
+    code = importer->import(app, files, count, &args->import, args->output, &write, &report, err);
+    if (!code)
+        say_report(app, args, &report);
+    return code;
 }
 
 static mz_code run_import(mz_app *app, int argc, char **argv, mz_err *err) {
-    import_args args;
+    import_args args = {.format = NULL};
     int nargs;
     bool help = false, seen[COUNT(import_table)];
     mz_code code =
@@ -741,6 +816,8 @@ static mz_code run_import(mz_app *app, int argc, char **argv, mz_err *err) {
         code = mz_keep_input(args.import.weights, args.output, err);
     if (!code)
         code = mz_keep_input(args.import.sequences, args.output, err);
+    if (!code)
+        code = refuse_twice(argv + 1, nargs, err);
     return code ? code : import_files(app, &args, seen, argv + 1, nargs, err);
 }
 

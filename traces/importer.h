@@ -15,6 +15,7 @@ typedef struct mz_import_options {
     const char *weights;   /* companion file with gate weights */
     const char *sequences; /* companion CSV with sequence bounds */
     const char *phase, *step_meaning, *method, *model_name;
+    bool phase_by_format;   /* `phase` is the importer's, not the user's */
     int weights_normalized; /* -1 unknown, 0, 1 */
     /* Unset: 0 or less, NULL, false. */
     int64_t native_k;  /* the model's own experts per token, where more were recorded */
@@ -42,6 +43,8 @@ typedef struct mz_import_report {
     /* Micro-batches in which a rank recorded nothing while others did, and the first of them. */
     int64_t absent, absent_step;
     int32_t absent_rank;
+    /* Rows of gate weights (a token in a layer), and those that do not sum to 1. */
+    int64_t weight_rows, weight_rows_off;
 } mz_import_report;
 
 typedef struct mz_importer {
@@ -50,6 +53,8 @@ typedef struct mz_importer {
     /* The members of mz_import_options that it reads beyond those of every format (what a trace
      * says of itself), by the names of their options: "experts top-k". Others are refused. */
     const char *answers;
+    const char
+        *phase; /* of every such recording; NULL: files do not tell, and --phase is demanded */
     /* 0: not mine; 1-100: confidence, from the file name and its first bytes (decompressed). */
     int (*recognise)(const char *path, const unsigned char *head, size_t size);
     /* Reads all files (one per rank or one in all) and writes one trace. */

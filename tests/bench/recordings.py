@@ -12,7 +12,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 SMARTMOE = "SmartMoE history"
 Recording = namedtuple("Recording", "file options beside")  # beside: option -> file
 RECORDINGS = {
-    "gpt-oss-20b": Recording("gpt-oss-20b/ids.npy.xz", ["--experts", "32", "--name", "gpt-oss-20b"],
+    "gpt-oss-20b": Recording("gpt-oss-20b/ids.npy.xz", ["--experts", "32", "--phase", "decode", "--name", "gpt-oss-20b"],
                              {"--weights": "gpt-oss-20b/weights.npy.xz", "--sequences": "gpt-oss-20b/sequences.csv"}),
     SMARTMOE: Recording("smartmoe-training-history/counts_iter_layer_rank_microbatch_expert.u16.npy.xz", ["--top-k", "2"], {}),
 }

@@ -257,7 +257,7 @@ END
     [ -d "$gpt" ] && [ -d "$smart" ] || skip "no $traces (set MIZAN_TRACES)"
     xz -dc "$gpt/weights.npy.xz" >weights2.npy
     cp "$gpt/sequences.csv" bounds.csv
-    again npy "$gpt/ids.npy.xz" --experts 32 --weights weights2.npy --sequences bounds.csv --half --deflate 1
+    again npy "$gpt/ids.npy.xz" --experts 32 --weights weights2.npy --sequences bounds.csv --half --deflate 1 --phase decode
     "$mizan" trace import -q "$smart"/counts_iter_layer_rank_microbatch_expert.u16.npy.xz --top-k 2 --deflate 1 -o smart.h5
     export_as sglang-json counts.json smart.h5 --steps 40
     "$mizan" trace import -q counts.json --top-k 2 --phase train -o back.h5

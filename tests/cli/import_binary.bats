@@ -36,5 +36,7 @@ binary() { "$python" "$root/tests/traces/make_binary.py" "$mizan" "$@"; }
     "$python" -B -c 'import sys; sys.path.insert(0, sys.argv[1])
 import numpy as np; from make_binary import Tensor, torch_save
 torch_save("x.pt", Tensor(np.ones((1, 2, 2, 2), np.int16)))' "$root/tests/traces"
-    fails 2 "if another program wrote the file pass --format" "$mizan" trace import -q x.pt -o out.h5
+    fails 2 "if another program wrote the file pass --format" "$mizan" trace import -q x.pt --phase decode -o out.h5
+    fails 2 "x.pt: the phase is not in sglang-stat files, which it is taken for (--format names another)" \
+        "$mizan" trace import -q x.pt -o out.h5
 }

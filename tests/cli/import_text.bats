@@ -34,41 +34,42 @@ note() { "$python" -c 'import h5py, sys; print(h5py.File("t.h5")["run"].attrs["i
 
 @test "Megatron router trace" {
     make megatron_router
-    takes megatron-route router_trace_rank1.jsonl router_trace_rank0.jsonl --experts 8
+    takes megatron-route router_trace_rank1.jsonl router_trace_rank0.jsonl --experts 8 --phase train
     [[ $stderr == *"8 rows left out: lines of multi-token prediction"* ]]
     [[ $(note) == *"layers=0,2; ids within a token=as routed"* ]]
-    bad "pass --experts" router_trace_rank0.jsonl
-    bad "two files of rank 0" router_trace_rank0.jsonl router_trace_rank0.jsonl --experts 8
-    bad "top-2 in the file, but --top-k 3" router_trace_rank0.jsonl --experts 8 --top-k 3
-    bad "is not below the number of experts" router_trace_rank0.jsonl --experts 2
+    bad "pass --experts" router_trace_rank0.jsonl --phase train
+    cp router_trace_rank0.jsonl again_rank0.jsonl
+    bad "two files of rank 0" router_trace_rank0.jsonl again_rank0.jsonl --experts 8 --phase train
+    bad "top-2 in the file, but --top-k 3" router_trace_rank0.jsonl --experts 8 --top-k 3 --phase train
+    bad "is not below the number of experts" router_trace_rank0.jsonl --experts 2 --phase train
     good=router_trace_rank0.jsonl
     head -c 1500 $good >cut.jsonl
-    bad "cut.jsonl: line" cut.jsonl --experts 8
+    bad "cut.jsonl: line" cut.jsonl --experts 8 --phase train
     sed '2s/"num_tokens": 5/"num_tokens": 6/' $good >a.jsonl
-    bad 'a.jsonl: line 2: 5 rows of top-2, not 6' a.jsonl --experts 8
+    bad 'a.jsonl: line 2: 5 rows of top-2, not 6' a.jsonl --experts 8 --phase train
     sed '2s/"layer": 2/"layer": "two"/' $good >b.jsonl
-    bad 'b.jsonl: line 2: "layer" is not a whole number' b.jsonl --experts 8
+    bad 'b.jsonl: line 2: "layer" is not a whole number' b.jsonl --experts 8 --phase train
     sed '2s/"layer": 2, //' $good >c.jsonl
-    bad 'c.jsonl: line 2: no member "layer"' c.jsonl --experts 8
+    bad 'c.jsonl: line 2: no member "layer"' c.jsonl --experts 8 --phase train
     sed '2s/"top_indices": \[\[[0-9]*, /"top_indices": [[/' $good >dropped.jsonl
-    bad 'dropped.jsonl: line 2: top_indices[0] lists 1 expert ids, not 2: the choice after dropping' dropped.jsonl --experts 8
+    bad 'dropped.jsonl: line 2: top_indices[0] lists 1 expert ids, not 2: the choice after dropping' dropped.jsonl --experts 8 --phase train
     sed '1s/"step": 3/"step": 9/' $good >d.jsonl
-    bad "d.jsonl: line 2: step 3 after step 9" d.jsonl --experts 8
+    bad "d.jsonl: line 2: step 3 after step 9" d.jsonl --experts 8 --phase train
     sed '4d' $good >e.jsonl
-    bad "micro-batch 1, rank 0: 1 of 2 layers" e.jsonl --experts 8
+    bad "micro-batch 1, rank 0: 1 of 2 layers" e.jsonl --experts 8 --phase train
     echo '{"full_text": "x", "original_prompt": "y"}' >router_trace_rank7.jsonl
-    bad "no router_data" router_trace_rank7.jsonl --experts 8
-    bad "does not look like format megatron-route" -f megatron-route router_trace_rank7.jsonl --experts 8
+    bad "no router_data" router_trace_rank7.jsonl --experts 8 --phase train
+    bad "does not look like format megatron-route" -f megatron-route router_trace_rank7.jsonl --experts 8 --phase train
 }
 
 @test "Megatron router trace of pipeline stages" {
     make megatron_router_stages
-    takes megatron-route router_trace_rank?.jsonl --experts 8 --layer-offsets 0:0,2:3
+    takes megatron-route router_trace_rank?.jsonl --experts 8 --layer-offsets 0:0,2:3 --phase train
     [[ $(note) == *"layers=0,2,3,5"* ]]
-    bad "the same number of ranks" router_trace_rank[012].jsonl --experts 8 --layer-offsets 0:0,2:3
-    bad "'0:0,2' is not RANK:NUMBER" router_trace_rank?.jsonl --experts 8 --layer-offsets 0:0,2
+    bad "the same number of ranks" router_trace_rank[012].jsonl --experts 8 --layer-offsets 0:0,2:3 --phase train
+    bad "'0:0,2' is not RANK:NUMBER" router_trace_rank?.jsonl --experts 8 --layer-offsets 0:0,2 --phase train
     sed -i 's/"layer": 2/"layer": 1/' router_trace_rank[23].jsonl
-    bad "pass --layer-offsets" router_trace_rank?.jsonl --experts 8
+    bad "pass --layer-offsets" router_trace_rank?.jsonl --experts 8 --phase train
 }
 
 @test "Megatron router trace: a rank that begins after the first step" {
@@ -76,49 +77,49 @@ note() { "$python" -c 'import h5py, sys; print(h5py.File("t.h5")["run"].attrs["i
         "\"num_tokens\":1,\"topk\":2,\"top_indices\":[[0,$4]]}"; }
     { line 2 0 0 3; line 2 1 0 4; } >router_trace_rank0.jsonl
     { line 1 0 1 5; line 1 1 1 6; line 2 0 1 7; line 2 1 1 1; } >router_trace_rank1.jsonl
-    run "$mizan" trace import router_trace_rank?.jsonl --experts 8 -o t.h5
+    run "$mizan" trace import router_trace_rank?.jsonl --experts 8 --phase train -o t.h5
     [ "$status" -eq 0 ]
     [[ $output == *"6 calls, 3 tokens, 12 pairs"* ]]
     [[ $output == *"nothing where others did, 1 times (first rank 0 in step 1)"* ]]
     { line 1 0 0 3; line 1 1 0 4; line 2 0 0 3; line 2 1 0 4; } >router_trace_rank0.jsonl
-    run "$mizan" trace import router_trace_rank?.jsonl --experts 8 -o t.h5
+    run "$mizan" trace import router_trace_rank?.jsonl --experts 8 --phase train -o t.h5
     [ "$status" -eq 0 ]
     [[ $output != *"nothing where others did"* ]]
     { line 1 2 1 5; line 1 3 1 6; } >router_trace_rank2.jsonl
     sed -i 's/"rank":1/"rank":2/' router_trace_rank2.jsonl
-    bad "router_trace_rank0.jsonl and router_trace_rank2.jsonl record different layers" router_trace_rank?.jsonl --experts 8
+    bad "router_trace_rank0.jsonl and router_trace_rank2.jsonl record different layers" router_trace_rank?.jsonl --experts 8 --phase train
 }
 
 @test "Megatron router trace with logits" {
     make megatron_router_logits
-    bad "pass --scores softmax-chosen" router_trace_rank?.jsonl
-    takes megatron-route router_trace_rank?.jsonl --scores softmax-chosen
-    "$mizan" trace import -q router_trace_rank?.jsonl --scores none -o none.h5
+    bad "pass --scores softmax-chosen" router_trace_rank?.jsonl --phase train
+    takes megatron-route router_trace_rank?.jsonl --scores softmax-chosen --phase train
+    "$mizan" trace import -q router_trace_rank?.jsonl --scores none --phase train -o none.h5
     truncate -s 800 logits_rank1.bin
-    bad "of a file of 800: it is truncated" router_trace_rank?.jsonl --scores softmax-all
+    bad "of a file of 800: it is truncated" router_trace_rank?.jsonl --scores softmax-all --phase train
     make megatron_router_short logits
     for scores in softmax-chosen sigmoid; do
-        bad "pass --scores softmax-all or none with --dropped" router_trace_rank?.jsonl --dropped --scores $scores
+        bad "pass --scores softmax-all or none with --dropped" router_trace_rank?.jsonl --dropped --scores $scores --phase train
     done
-    takes megatron-route router_trace_rank?.jsonl --dropped --scores softmax-all
+    takes megatron-route router_trace_rank?.jsonl --dropped --scores softmax-all --phase train
     make megatron_router_logits
     rm logits_rank1.bin
-    bad "logits_rank1.bin, which cannot be read" router_trace_rank?.jsonl --scores softmax-all
+    bad "logits_rank1.bin, which cannot be read" router_trace_rank?.jsonl --scores softmax-all --phase train
 }
 
 @test "Megatron router trace with padding and dropped pairs" {
     make megatron_router_short padding
-    takes megatron-route router_trace_rank?.jsonl --experts 8
+    takes megatron-route router_trace_rank?.jsonl --experts 8 --phase train
     [[ $stderr == *"8 rows left out: tokens without an expert in any layer (padding)"* ]]
     make megatron_router_short dropped
-    bad "lists 1 expert ids, not 2: the choice after dropping" router_trace_rank?.jsonl --experts 8
-    takes megatron-route router_trace_rank?.jsonl --experts 8 --dropped
+    bad "lists 1 expert ids, not 2: the choice after dropping" router_trace_rank?.jsonl --experts 8 --phase train
+    takes megatron-route router_trace_rank?.jsonl --experts 8 --dropped --phase train
     [[ $stderr == *"8 rows left out: tokens without an expert in any layer (padding)"* ]]
     [[ $(note) == *"pairs=after dropping; top-k before=2"* ]]
     # Whole rows that were dropped in one layer alone are no padding.
     sed 's/\[[0-9]\]/[]/g' -i router_trace_rank?.jsonl
-    bad "token 0 has 0 of 2 experts, so pairs were dropped: pass --dropped" router_trace_rank?.jsonl --experts 8
-    "$mizan" trace import -q router_trace_rank?.jsonl --experts 8 --dropped -o empty.h5
+    bad "token 0 has 0 of 2 experts, so pairs were dropped: pass --dropped" router_trace_rank?.jsonl --experts 8 --phase train
+    "$mizan" trace import -q router_trace_rank?.jsonl --experts 8 --dropped --phase train -o empty.h5
     "$mizan" trace check empty.h5
 }
 
@@ -199,7 +200,7 @@ note() { "$python" -c 'import h5py, sys; print(h5py.File("t.h5")["run"].attrs["i
     make nf4
     bad "a.jsonl: the number of experts is not in the file" a.jsonl b.jsonl
     takes nf4-jsonl a.jsonl b.jsonl --experts 7
-    [[ $(note) == "layers=1-3; ids within a token=ascending" ]]
+    [[ $(note) == "phase=decode by format; layers=1-3; ids within a token=ascending" ]]
     "$python" -c 'import h5py; assert h5py.File("t.h5")["model"].attrs["name"] == b"tiny"'
     bad "is not below the number of experts" a.jsonl --experts 5
     bad "3 experts per token recorded, but --top-k 2" a.jsonl --experts 7 --top-k 2
@@ -398,15 +399,17 @@ note() { "$python" -c 'import h5py, sys; print(h5py.File("t.h5")["run"].attrs["i
 
 @test "ESFT text" {
     make esft
-    ok="--experts 12 --top-k 3"
-    bad "pass --top-k" rank_0/expert_weights_1.txt --experts 12
-    bad "pass --experts" rank_0/expert_weights_1.txt --top-k 3
+    ok="--experts 12 --top-k 3 --phase prefill"
+    bad "pass --top-k" rank_0/expert_weights_1.txt --experts 12 --phase prefill
+    bad "pass --experts" rank_0/expert_weights_1.txt --top-k 3 --phase prefill
     takes esft-text rank_*/*.txt $ok
     [[ $(note) == "layers=3 from 1 to 10" ]]
-    bad "15 ids are no whole tokens of top-4" rank_*/*.txt --experts 12 --top-k 4
-    bad "is not below the number of experts" rank_*/*.txt --experts 6 --top-k 3
+    bad "15 ids are no whole tokens of top-4" rank_*/*.txt --experts 12 --top-k 4 --phase prefill
+    bad "is not below the number of experts" rank_*/*.txt --experts 6 --top-k 3 --phase prefill
     bad "every folder must have the same layers" rank_0/*.txt rank_1/*_{1,2}.txt $ok
-    bad "rank_0/expert_weights_1.txt: layer 1 twice" rank_0/*_1.txt rank_0/*_1.txt $ok
+    cp rank_0/expert_weights_1.txt rank_0/expert_weights_01.txt
+    bad "layer 1 twice" rank_0/*_1.txt rank_0/*_01.txt $ok
+    rm rank_0/expert_weights_01.txt
     cd rank_0
     cp expert_weights_1.txt good
     head -n 1 good >expert_weights_1.txt
@@ -429,12 +432,12 @@ note() { "$python" -c 'import h5py, sys; print(h5py.File("t.h5")["run"].attrs["i
 
 @test "tables of counts and shares" {
     make csv prob
-    bad "pass --top-k" table.csv
-    bad "prob holds shares; the number of tokens they are of is not in the file: pass --tokens" table.csv --top-k 2
-    takes counts-csv table.csv --top-k 2 --tokens 53
+    bad "pass --top-k" table.csv --phase train
+    bad "prob holds shares; the number of tokens they are of is not in the file: pass --tokens" table.csv --top-k 2 --phase train
+    takes counts-csv table.csv --top-k 2 --tokens 53 --phase train
     [[ $stderr == *"counts are shares of 53 tokens"* ]]
-    [[ $(note) == "layers=1-2; column=prob; counts=shares of 53 tokens" ]]
-    ok="--top-k 2 --tokens 53"
+    [[ $(note) == "tokens=53; layers=1-2; column=prob; counts=shares of 53 tokens" ]]
+    ok="--top-k 2 --tokens 53 --phase train"
     sed '3s/,[0-9.]*$/,0.9/' table.csv >a.csv
     bad "step 10, layer 1: shares sum to" a.csv $ok
     sed '3s/,[0-9.]*$/,much/' table.csv >b.csv
@@ -457,11 +460,11 @@ note() { "$python" -c 'import h5py, sys; print(h5py.File("t.h5")["run"].attrs["i
     make csv distr
     takes counts-csv table.csv $ok
     make csv epochs
-    takes counts-csv table.csv --top-k 2
+    takes counts-csv table.csv --top-k 2 --phase train
     [[ $(note) == "step=epoch x 21 + step; layers=1-2; column=count" ]]
-    bad "no multiple of top-3" table.csv --top-k 3
+    bad "no multiple of top-3" table.csv --top-k 3 --phase train
     sed '2s/,[0-9]*$/,1.5/' table.csv >i.csv
-    bad "line 2: 1.5 is not a whole number" i.csv --top-k 2
+    bad "line 2: 1.5 is not a whole number" i.csv --top-k 2 --phase train
     make csv domains
     bad "pass --phase" table.csv --top-k 2
     bad "choose with --method and --model-name one of: top2 m, top1 m" table.csv --top-k 2 --phase prefill

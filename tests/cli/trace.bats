@@ -171,23 +171,23 @@ np.save('turned.npy', np.tile(np.arange(2, dtype=np.int16), (4, 300, 1)))"
     before=$(ls -A | xargs)
     fails 2 "pass --top-k" "$mizan" trace import -q table_iter1_rank0.log -o t.h5
     fails 2 "not in a format that is known" "$mizan" trace import -q text -o t.h5
-    fails 2 "ascontiguousarray" "$mizan" trace import -q --format npy-ids --force --experts 4 f.npy -o t.h5
-    fails 2 "ascontiguousarray" "$mizan" trace import -q --experts 4 f.npy -o t.h5
-    fails 2 "big-endian" "$mizan" trace import -q --experts 4 b.npy -o t.h5
-    fails 2 "every row of every layer is zero" "$mizan" trace import -q --experts 4 ids.npy -o t.h5
-    fails 2 "axes must be tokens, layers, top_k" "$mizan" trace import -q --experts 4 turned.npy -o t.h5
-    fails 2 "stands twice in one token" "$mizan" trace import -q --experts 4 twice.npy -o t.h5
+    fails 2 "ascontiguousarray" "$mizan" trace import -q --format npy-ids --force --experts 4 --phase decode f.npy -o t.h5
+    fails 2 "ascontiguousarray" "$mizan" trace import -q --experts 4 --phase decode f.npy -o t.h5
+    fails 2 "big-endian" "$mizan" trace import -q --experts 4 --phase decode b.npy -o t.h5
+    fails 2 "every row of every layer is zero" "$mizan" trace import -q --experts 4 --phase decode ids.npy -o t.h5
+    fails 2 "axes must be tokens, layers, top_k" "$mizan" trace import -q --experts 4 --phase decode turned.npy -o t.h5
+    fails 2 "stands twice in one token" "$mizan" trace import -q --experts 4 --phase decode twice.npy -o t.h5
     fails 2 "does not look like format laer-csv" "$mizan" trace import -q --format laer-csv ids.npy -o t.h5
     fails 2 "did you mean 'npy-ids'?" "$mizan" trace import -q --format npy-id ids.npy -o t.h5
-    fails 2 "cut.npy" "$mizan" trace import -q --experts 4 cut.npy -o t.h5
-    fails 2 "cut.npy.xz" "$mizan" trace import -q --experts 4 cut.npy.xz -o t.h5
-    fails 2 "no output file" "$mizan" trace import -q --experts 4 ids.npy
+    fails 2 "cut.npy" "$mizan" trace import -q --experts 4 --phase decode cut.npy -o t.h5
+    fails 2 "cut.npy.xz" "$mizan" trace import -q --experts 4 --phase decode cut.npy.xz -o t.h5
+    fails 2 "no output file" "$mizan" trace import -q --experts 4 --phase decode ids.npy
     fails 2 "no file to import" "$mizan" trace import -q -o t.h5
-    fails 2 "would replace the input" "$mizan" trace import -q --experts 4 ids.npy -o ./ids.npy
-    fails 2 "would replace the input" "$mizan" trace import -q --experts 4 ids.npy --weights cut.npy -o ./cut.npy
-    fails 2 "would replace the input" "$mizan" trace import -q --experts 4 ids.npy --sequences cut.npy -o ./cut.npy
-    fails 2 "--ep-size: has no meaning with npy-ids files" "$mizan" trace import -q --experts 4 --ep-size 2 ids.npy -o t.h5
-    fails 2 "missing.npy" "$mizan" trace import -q --experts 4 missing.npy -o t.h5
+    fails 2 "would replace the input" "$mizan" trace import -q --experts 4 --phase decode ids.npy -o ./ids.npy
+    fails 2 "would replace the input" "$mizan" trace import -q --experts 4 --phase decode ids.npy --weights cut.npy -o ./cut.npy
+    fails 2 "would replace the input" "$mizan" trace import -q --experts 4 --phase decode ids.npy --sequences cut.npy -o ./cut.npy
+    fails 2 "--ep-size: has no meaning with npy-ids files" "$mizan" trace import -q --experts 4 --phase decode --ep-size 2 ids.npy -o t.h5
+    fails 2 "missing.npy" "$mizan" trace import -q --experts 4 --phase decode missing.npy -o t.h5
     fails 2 "no/such/place" "$mizan" trace synth -q --tokens 1 -o no/such/place/t.h5
     fails 2 "--top-k: 9" "$mizan" trace synth -q --experts 8 --top-k 9 -o t.h5
     fails 2 "did you mean 'rotating'?" "$mizan" trace synth -q --load rotatin -o t.h5

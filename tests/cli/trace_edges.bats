@@ -9,17 +9,17 @@ setup() { enter_tmpdir; }
     "$python" -c 'import numpy; numpy.save("ids.npy", numpy.tile(numpy.array([1, 2], "<i4"), (10, 4, 1)))'
     for name in $'two\nlines' $'\x01' $'\xff' $'\xc3'; do
         fails 2 "must be UTF-8 text without control characters" \
-            "$mizan" -q trace import ids.npy --experts 8 --name "$name" -o t.h5
+            "$mizan" -q trace import ids.npy --experts 8 --phase decode --name "$name" -o t.h5
     done
-    fails 2 "licence must be UTF-8" "$mizan" -q trace import ids.npy --experts 8 --licence $'\x7f' -o t.h5
+    fails 2 "licence must be UTF-8" "$mizan" -q trace import ids.npy --experts 8 --phase decode --licence $'\x7f' -o t.h5
     only_files ids.npy
-    "$mizan" -q trace import ids.npy --experts 8 --name $'\xc3\xa9\xe2\x82\xac' -o t.h5
+    "$mizan" -q trace import ids.npy --experts 8 --phase decode --name $'\xc3\xa9\xe2\x82\xac' -o t.h5
     "$mizan" trace check t.h5
 }
 
 @test "an element type that is not supported is named, and no more" {
     "$python" -c 'import numpy; numpy.save("ids.npy", numpy.full((4, 2, 2), "word"))'
-    fails 2 "element type '<U4' is not supported" "$mizan" -q trace import ids.npy --experts 8 -o t.h5
+    fails 2 "element type '<U4' is not supported" "$mizan" -q trace import ids.npy --experts 8 --phase decode -o t.h5
     only_files ids.npy
 }
 
@@ -53,7 +53,7 @@ EOF2
 @test "a compressed .npz is told how to be written" {
     "$python" -c 'import numpy; numpy.savez_compressed("l.npz", logits=numpy.linspace(-1, 1, 96).reshape(2, 6, 8))'
     fails 2 "logits.npy is compressed; write it uncompressed (numpy.savez" \
-        "$mizan" -q trace import l.npz --top-k 2 --scores none -o t.h5
+        "$mizan" -q trace import l.npz --top-k 2 --scores none --phase prefill -o t.h5
     only_files l.npz
 }
 
@@ -87,6 +87,6 @@ EOF2
             >"router_trace_rank$rank.jsonl"
     done
     fails 2 "Too many open files; 'ulimit -n' sets how many" \
-        bash -c 'ulimit -n 30; exec "$0" -q trace import router_trace_rank*.jsonl --experts 2 -o t.h5' "$mizan"
+        bash -c 'ulimit -n 30; exec "$0" -q trace import router_trace_rank*.jsonl --experts 2 --phase train -o t.h5' "$mizan"
     [ ! -e t.h5 ]
 }

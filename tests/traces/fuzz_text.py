@@ -11,7 +11,7 @@ mizan, count, seed = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 make = os.path.join(os.path.dirname(os.path.abspath(__file__)), "make_text.py")
 
 CASES = [  # what make_text.py writes, the format, its files, what it must be told
-    ("megatron_router_logits", "megatron-route", "router_trace_rank0.jsonl router_trace_rank1.jsonl", "--scores softmax-all"),
+    ("megatron_router_logits", "megatron-route", "router_trace_rank0.jsonl router_trace_rank1.jsonl", "--scores softmax-all --phase train"),
     ("megatron_tpe", "megatron-tpe", "rank0.jsonl rank1.jsonl", "--top-k 2 --ep-size 2 --dropped"),
     ("sglang_json 3", "sglang-json", "counts.json", "--top-k 2 --phase decode"),
     ("nf4", "nf4-jsonl", "a.jsonl b.jsonl", "--experts 7"),
@@ -23,8 +23,8 @@ CASES = [  # what make_text.py writes, the format, its files, what it must be to
     ("routed_vllm shape", "routed-json", "a.json b.json", "--experts 300 --phase decode"),
     ("routed_vllm lists", "routed-json", "a.json b.json", "--experts 300 --phase decode"),
     ("esft", "esft-text", "rank_0/expert_weights_1.txt rank_0/expert_weights_2.txt rank_0/expert_weights_10.txt",
-     "--experts 12 --top-k 3"),
-    ("csv prob", "counts-csv", "table.csv", "--top-k 2 --tokens 50"),
+     "--experts 12 --top-k 3 --phase prefill"),
+    ("csv prob", "counts-csv", "table.csv", "--top-k 2 --tokens 50 --phase train"),
     ("csv domains", "counts-csv", "table.csv", "--top-k 2 --phase prefill --method top2"),
 ]
 TOKENS = [b"-1", b"1e400", b"null", b"[]", b"{}", b'""', b"99999999999999999999", b"true", b"0", b"[[]]", b"1.5",

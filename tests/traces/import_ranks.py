@@ -32,10 +32,10 @@ def case(name, pattern, options, **more):
 
 @case("smartmoe-log", "table_iter5_rank{}.log", "--top-k 2")
 def smartmoe(rank, path):
-    text(path, *(f"{l}:[[{2 + rank}, {rank}, 2], [0, 4, {2 * rank}]]" for l in range(2)))
+    text(path, *(f"{l}:[[{2 + rank}, {rank}, 2], [{2 + rank}, {rank + 2}, {2 * rank}]]" for l in range(2)))
 
 
-@case("megatron-route", "router_trace_rank{}.jsonl", "--experts 8")
+@case("megatron-route", "router_trace_rank{}.jsonl", "--experts 8 --phase train")
 def route(rank, path):
     own = int(path[len("router_trace_rank")])
     lines(path, *(dict(step=4, block="decoder", layer=l, rank=own, num_tokens=2, topk=2,
@@ -47,7 +47,7 @@ def tpe(rank, path):
     lines(path, *(dict(iter=9, block="decoder", layer=l, tpe=[[2 + 2 * rank, 2, 0]]) for l in range(2)))
 
 
-@case("trt-stat counts", "rank{}.safetensors", "--experts 8 --top-k 2")
+@case("trt-stat counts", "rank{}.safetensors", "--experts 8 --top-k 2 --phase decode")
 def trt_counts(rank, path):
     safetensors(path, {f"7_{l}": np.bincount((IDS[:, l] + rank).ravel() % 8, minlength=8).astype(np.int64) for l in (0, 1)})
 
@@ -65,20 +65,20 @@ def recorder(rank, path, world=0, **members):
 
 
 def counts_of_pass(rank, path, world=0):
-    recorder(rank, path, world, global_physical_count=Tensor(np.array([[2, 2, 0, 2 * rank, 0, 0]] * 2)))
+    recorder(rank, path, world, global_physical_count=Tensor(np.array([[2 + rank, 2, 0, 2 * rank, rank, 0]] * 2)))
 
 
-@case("sglang-records tokens", "r_{}.pt", "--top-k 2 --ranks-hold tokens")
+@case("sglang-records tokens", "r_{}.pt", "--top-k 2 --ranks-hold tokens --phase decode")
 def records(rank, path):
     counts_of_pass(rank, path)
 
 
-@case("sglang-records experts", "r_{}.pt", "--top-k 2 --ranks-hold experts", refuses="the files of ranks 2 are missing")
+@case("sglang-records experts", "r_{}.pt", "--top-k 2 --ranks-hold experts --phase decode", refuses="the files of ranks 2 are missing")
 def experts(rank, path):
     counts_of_pass(rank, path)
 
 
-@case("esft-text", "rank_{}/expert_weights_1.txt", "--experts 8 --top-k 2")
+@case("esft-text", "rank_{}/expert_weights_1.txt", "--experts 8 --top-k 2 --phase prefill")
 def esft(rank, path):
     os.makedirs(os.path.dirname(path), exist_ok=True)
     text(path, f"{rank}\t7\t{(rank + 1) % 6}\t6\t\t0.5\t0.25\t0.5\t0.25")
@@ -125,10 +125,14 @@ def missing_in_the_middle(mizan, case):
 def twice(mizan, case):
     case["make"](0, case["pattern"].format(0))
     case["make"](1, case["pattern"].format(1))
-    files = [case["pattern"].format(r) for r in (0, 1, 0)]
+    files = [case["pattern"].format(r) for r in (0, 1)]
+    again = os.path.join("again", files[0]) if "/" not in files[0] else files[0].replace("_1.", "_01.")
+    os.makedirs(os.path.dirname(again), exist_ok=True)
+    shutil.copy(files[0], again)
+    files.append(again)
     done = table.Import(mizan, case["name"], files, case["options"] + ["-q"])
     words = ["twice"] if case["name"] == "esft-text" else ["0", "twice" if case["name"] == "sglang-records" else "rank 0"]
-    wrong = done.refusal_fault(files[0], *words)
+    wrong = done.refusal_fault(again if case["name"] == "esft-text" else files[0], *words)
     return wrong and f"{wrong}: {done.said}"
 
 
@@ -138,12 +142,12 @@ def stated_world(mizan):
         for rank in ranks:
             counts_of_pass(rank, f"r_{rank}.pt", world=4)
         files = [f"r_{rank}.pt" for rank in ranks]
-        done = table.Import(mizan, None, files, "--top-k 2 --ranks-hold tokens".split())
+        done = table.Import(mizan, None, files, "--top-k 2 --ranks-hold tokens --phase decode".split())
         notes = contents("out.h5")[1] if done.code == 0 else ""
         if f"files of ranks are missing ({missing})" not in done.said or f"missing ranks={missing}" not in notes:
             return f"world of 4: {done.code} {notes} {done.said}"
         os.remove("out.h5")
-        done = table.Import(mizan, None, files, "--top-k 2 --ranks-hold experts -q".split())
+        done = table.Import(mizan, None, files, "--top-k 2 --ranks-hold experts --phase decode -q".split())
         wrong = done.refusal_fault(f"the files of ranks {missing} are missing", "pass the files of all ranks")
         if wrong:
             return f"world of 4, experts: {wrong}: {done.said}"
@@ -156,12 +160,12 @@ def others(mizan):
         lines(f"router_trace_rank{rank}.jsonl", dict(step=1, block="decoder", layer=0, rank=rank, num_tokens=1, topk=1,
                                                      top_indices=[[0]]))
     files = [f"router_trace_rank{r}.jsonl" for r in range(3)]
-    done = table.Import(mizan, None, files[:1] + files[2:], "--experts 8 -q --layer-offsets 0:0,2:1".split())
+    done = table.Import(mizan, None, files[:1] + files[2:], "--experts 8 -q --phase train --layer-offsets 0:0,2:1".split())
     if done.code or "(1)" not in done.said:
         return f"one rank of each of two stages: {done.said}"
     os.remove("out.h5")
     lines("router_trace_rank4.jsonl", dict(step=1, block="decoder", layer=0, rank=4, num_tokens=1, topk=1, top_indices=[[0]]))
-    done = table.Import(mizan, None, files + ["router_trace_rank4.jsonl"], "--experts 8 -q --layer-offsets 0:0,3:1".split())
+    done = table.Import(mizan, None, files + ["router_trace_rank4.jsonl"], "--experts 8 -q --phase train --layer-offsets 0:0,3:1".split())
     wrong = done.refusal_fault("every pipeline stage must have the same number of ranks; there is no file of rank 3")
     if wrong:
         return f"{wrong}: {done.said}"

@@ -122,8 +122,8 @@ def without(*place):
 
 @row("smartmoe-log", "table_iter1_rank1.log table_iter1_rank0.log", "--top-k 2")
 def smartmoe_log():
-    text("table_iter1_rank0.log", "0:[[2.0, 1.0, 1.0], [4.0, 0.0, 0.0]]", "1:[[0.0, 2.0, 2.0], [1.0, 1.0, 2.0]]")
-    text("table_iter1_rank1.log", "0:[[1.0, 1.0, 0.0], [2.0, 2.0, 0.0]]", "1:[[0.0, 2.0, 0.0], [1.0, 3.0, 0.0]]")
+    text("table_iter1_rank0.log", "0:[[2.0, 1.0, 1.0], [2.0, 2.0, 0.0]]", "1:[[0.0, 2.0, 2.0], [1.0, 1.0, 2.0]]")
+    text("table_iter1_rank1.log", "0:[[1.0, 1.0, 0.0], [2.0, 2.0, 0.0]]", "1:[[0.0, 1.0, 1.0], [1.0, 2.0, 1.0]]")
 
 
 @row("smartmoe-npy", "history.npy", "--top-k 2")
@@ -134,7 +134,7 @@ def smartmoe_npy():
 IDS = np.array([[[0, 1], [2, 3]], [[4, 5], [1, 0]], [[2, 7], [6, 5]]], np.int32)  # [tokens, layers, k] of 8 experts
 
 
-@row("npy-ids", "ids.npy", "--experts 8")
+@row("npy-ids", "ids.npy", "--experts 8 --phase decode")
 def npy_ids():
     np.save("ids.npy", IDS)
 
@@ -154,7 +154,7 @@ def laer_csv():
          *(f"{r},laer,m,{c % 2},{c // 2},{load[r]}" for c, load in enumerate(loads) for r in range(2)))
 
 
-@row("megatron-route", "router_trace_rank1.jsonl router_trace_rank0.jsonl", "--experts 8")
+@row("megatron-route", "router_trace_rank1.jsonl router_trace_rank0.jsonl", "--experts 8 --phase train")
 def megatron_route():
     for rank in range(2):
         lines(f"router_trace_rank{rank}.jsonl",
@@ -210,14 +210,14 @@ def routed_json():
                                                  shape=list(IDS.shape)))]))
 
 
-@row("esft-text", "expert_weights_2.txt expert_weights_1.txt", "--experts 8 --top-k 2")
+@row("esft-text", "expert_weights_2.txt expert_weights_1.txt", "--experts 8 --top-k 2 --phase prefill")
 def esft_text():
     for l in range(2):
         text(f"expert_weights_{l + 1}.txt", *("\t".join(map(str, ids)) + "\t\t" + "\t".join(["0.25"] * len(ids))
                                               for ids in (IDS[:2, l].ravel(), IDS[2:, l].ravel())))
 
 
-@row("counts-csv", "table.csv", "--top-k 2")
+@row("counts-csv", "table.csv", "--top-k 2 --phase train")
 def counts_csv():
     text("table.csv", "step,layer,expert,count",
          *(f"{s},{l},{e},{2 + (e + l) % 2 * 2}" for s in (10, 20) for l in range(2) for e in range(4)))
@@ -237,7 +237,7 @@ def trt_stat(change=lambda arrays: None, **members):
         safetensors(f"rank{rank}_raw.safetensors", arrays, **(members if rank == 0 else {}))
 
 
-@row("sglang-stat", "expert_distribution_recorder_1.5.pt", "--top-k 2")
+@row("sglang-stat", "expert_distribution_recorder_1.5.pt", "--top-k 2 --phase decode")
 def sglang_stat(change=lambda root: None):
     root = dict(rank=0, logical_count=Tensor(np.array([[[2, 2, 0], [1, 1, 2]], [[4, 0, 4], [3, 3, 2]]], np.int32)),
                 average_utilization_rate_over_window=0.5)
@@ -248,7 +248,7 @@ def sglang_stat(change=lambda root: None):
 SLOTS = np.array([[0, 1, 2, 3, 0, 2], [3, 2, 1, 0, 1, 1]])  # physical experts of two layers: 4 logical ones
 
 
-@row("sglang-records", "recorder_7.5_0.pt recorder_7.5_1.pt", "--ranks-hold tokens")
+@row("sglang-records", "recorder_7.5_0.pt recorder_7.5_1.pt", "--ranks-hold tokens --phase decode")
 def sglang_records(change=lambda root: None, ranks=(0,)):
     for rank in range(2):
         ids = np.full((2, 3, 8), -1, np.int32)
@@ -262,7 +262,7 @@ def sglang_records(change=lambda root: None, ranks=(0,)):
         torch_save(f"recorder_7.5_{rank}.pt", root)
 
 
-@row("slime-pt", "rollout_3.pt", "--experts 8")
+@row("slime-pt", "rollout_3.pt", "--experts 8 --phase decode")
 def slime_pt(change=lambda root: None):
     root = dict(rollout_id=3, samples=[dict(index=i, tokens=[1, 2, 3, 4], rollout_routed_experts=Tensor(IDS.copy()))
                                        for i in range(2)])
@@ -270,7 +270,7 @@ def slime_pt(change=lambda root: None):
     torch_save("rollout_3.pt", root)
 
 
-@row("verl-pt", "batch.pt", "--experts 8 --padding none --filler-last no")
+@row("verl-pt", "batch.pt", "--experts 8 --padding none --filler-last no --phase decode")
 def verl_pt(change=lambda root: None):
     root = dict(routed_experts=Tensor(np.stack([IDS, IDS]).astype(np.int16)))
     change(root)
@@ -287,18 +287,18 @@ def imatrix(change=lambda tensors: None, keys=None):
     gguf("m.gguf", tensors, keys)
 
 
-@row("hrtr", "t.hrtr", "")
+@row("hrtr", "t.hrtr", "--phase decode")
 def hrtr(ids=IDS, head=(0x52545248, 1, 4, 8, 2, 2)):
     with open("t.hrtr", "wb") as out:
         out.write(np.array(head, "<u4").tobytes() + ids.astype("<u2").tobytes())
 
 
-@row("router-logits", "logits.npy", "--top-k 2 --scores softmax-all")
+@row("router-logits", "logits.npy", "--top-k 2 --scores softmax-all --phase prefill")
 def router_logits():
     np.save("logits.npy", np.linspace(-2, 2, 2 * 3 * 4).reshape(2, 3, 4).astype(np.float32))
 
 
-@row("moe-infinity", "matrices.npy", "--top-k 2")
+@row("moe-infinity", "matrices.npy", "--top-k 2 --phase decode")
 def moe_infinity():
     np.save("matrices.npy", np.array([[[2, 2, 0], [1, 1, 2]], [[0] * 3] * 2, [[4, 0, 4], [3, 3, 2]]], np.float32))
 
@@ -310,7 +310,7 @@ def ultraep_chunk(number, **change):
     np.savez(f"t.chunk{number:06d}.npz", **{n: a for n, a in arrays.items() if a is not None})
 
 
-@row("ultraep", "t.manifest.json", "--top-k 2")
+@row("ultraep", "t.manifest.json", "--top-k 2 --phase train")
 def ultraep():
     document("t.manifest.json", dict(schema="ultra_ep_trace_v1", trace_id="t", ep_size=4, chunks=2,
                                      num_global_logical_experts=3, num_layers=2, dropped_records=0))

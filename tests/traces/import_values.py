@@ -330,7 +330,7 @@ VALUES += [
      "--experts", "32", "--hidden", "7"),
     ("nf4-jsonl", "a layer under two names", lambda: nf4_layers("1", "01"), ('routed: "1" and "01" are one layer',), None),
     ("nf4-jsonl", "layers with a gap", lambda: nf4_layers("1", "3", top_k_native=1), None,
-     holds(run_of_import_notes=b"layers=2 of those up to 3; ids within a token=ascending; native top-k=1", model_of_name=b"unknown"),
+     holds(run_of_import_notes=b"phase=decode by format; layers=2 of those up to 3; ids within a token=ascending; native top-k=1", model_of_name=b"unknown"),
      "--top-k", "2"),
     ("nf4-jsonl", "more experts per token than there are", lambda: nf4_layers("0", n_experts=1), ("a.jsonl: line 1: top-2 of 1 experts",), None),
     ("counts-csv", "epochs from 1, steps that go on", counts_table("epoch,step,layer,expert,count", "1,0,0,0,2", "1,0,0,1,2", "2,1,0,0,2",

@@ -377,7 +377,7 @@ def recorded(directory, traces):
     gpt = os.path.join(traces, "gpt-oss-20b")
     path = os.path.join(directory, "gptoss.h5")
     if os.path.exists(os.path.join(gpt, "ids.npy.xz")):
-        run("import", "-q", "--experts", "32", "--deflate", "1", "--weights", os.path.join(gpt, "weights.npy.xz"),
+        run("import", "-q", "--experts", "32", "--phase", "decode", "--deflate", "1", "--weights", os.path.join(gpt, "weights.npy.xz"),
             "--sequences", os.path.join(gpt, "sequences.csv"), os.path.join(gpt, "ids.npy.xz"), "-o", path)
         s = compare("gpt-oss-20b", path, 8)
         # As published for this trace.
@@ -468,7 +468,7 @@ def first_sequences(run, directory, gpt):
     with open(os.path.join(directory, "sequences150.csv"), "w") as f:
         f.writelines(",".join(row) + "\n" for row in rows)
     path = os.path.join(directory, "gptoss150.h5")
-    run("import", "-q", "--experts", "32", "--sequences", os.path.join(directory, "sequences150.csv"),
+    run("import", "-q", "--experts", "32", "--phase", "decode", "--sequences", os.path.join(directory, "sequences150.csv"),
         os.path.join(directory, "ids150.npy"), "-o", path)
     s = statistics(path)["statistics"]
     for n, value in ((8, 12.8), (16, 16.5), (32, 19.8), (64, 22.6), (128, 25.0)):

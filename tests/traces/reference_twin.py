@@ -107,7 +107,7 @@ def gpt_oss(directory):
     if not os.path.exists(os.path.join(folder, "ids.npy.xz")):
         print("skipped: no gpt-oss-20b in", TRACES, "(set MIZAN_TRACES)")
         return False
-    run("import", "-q", "--experts", "32", "--deflate", "1", "--weights", os.path.join(folder, "weights.npy.xz"),
+    run("import", "-q", "--experts", "32", "--phase", "decode", "--deflate", "1", "--weights", os.path.join(folder, "weights.npy.xz"),
         "--sequences", os.path.join(folder, "sequences.csv"), os.path.join(folder, "ids.npy.xz"), "-o", path("real.h5"))
     run("synth", "-q", "--deflate", "1", "--like", path("real.h5"), "-o", path("twin.h5"))
     within("gpt-oss-20b", path("real.h5"), path("twin.h5"), 8)

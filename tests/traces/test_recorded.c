@@ -55,6 +55,7 @@ static mz_trace *imported(fixture *f, const mz_importer *importer, char **files,
     mz_err err = {0};
     mz_trace *trace = NULL;
     mz_trace_write_options write = {.deflate = 1, .half_weights = true};
+    f->options.phase = importer->phase ? importer->phase : "decode";
     assert_ok(
         importer->import(&f->app, files, count, &f->options, f->output, &write, &f->report, &err),
         &err);

@@ -30,11 +30,25 @@ static mz_code choice(const char *option, const char *text, const char *const *n
     return mz_fail(err, MZ_EINPUT, "--%s: '%.40s' is not one of %s", option, text, list);
 }
 
+/* Answers that mean the same whichever importer reads them. */
+static void note_answers(const mz_import_options *options, mz_trace_facts *facts) {
+    if (options->phase_by_format)
+        mz_import_note(facts, "phase=%s by format", options->phase);
+    if (options->tokens > 0)
+        mz_import_note(facts, "tokens=%lld", (long long)options->tokens);
+    if (options->dropped)
+        mz_import_note(facts, "dropped=yes");
+    if (options->dense_layers)
+        mz_import_note(facts, "dense-layers=%s", options->dense_layers);
+    if (options->id_bytes > 0)
+        mz_import_note(facts, "id-bytes=%lld", (long long)options->id_bytes);
+}
+
 mz_code mz_import_facts(const mz_app *app, const mz_import_options *options,
                         const mz_import_defaults *defaults, mz_trace_facts *facts, mz_err *err) {
     static const char *const phases[] = {"train", "prefill", "decode"};
     static const char *const meanings[] = {"iteration", "forward", "none"};
-    int phase = (int)defaults->phase, meaning = (int)defaults->meaning;
+    int phase = 0, meaning = (int)defaults->meaning;
     *facts = (mz_trace_facts){.kind = defaults->kind, .step_stride = 1};
     mz_code code =
         copy_fact(facts->name, sizeof facts->name, "name", options->name, defaults->name, err);
@@ -47,7 +61,9 @@ mz_code mz_import_facts(const mz_app *app, const mz_import_options *options,
     if (!code)
         code =
             copy_fact(facts->router, sizeof facts->router, "router", NULL, defaults->router, err);
-    if (!code && options->phase)
+    if (!code && !options->phase)
+        code = mz_fail(err, MZ_EINPUT, "no phase given: pass --phase train, prefill or decode");
+    if (!code)
         code = choice("phase", options->phase, phases, 3, &phase, err);
     if (!code && options->step_meaning)
         code = choice("step-meaning", options->step_meaning, meanings, 3, &meaning, err);
@@ -62,6 +78,7 @@ mz_code mz_import_facts(const mz_app *app, const mz_import_options *options,
     if (options->step_stride > 0)
         facts->step_stride = options->step_stride;
     facts->weights_normalized = options->weights_normalized == 1;
+    note_answers(options, facts);
     return MZ_OK;
 }
 
@@ -87,13 +104,6 @@ mz_code mz_import_experts(const char *path, const mz_import_options *options, in
                        (long long)experts, (long long)options->experts);
     facts->experts = (int32_t)experts;
     return mz_import_top_k(path, options, experts, &facts->top_k, err);
-}
-
-mz_code mz_import_need_phase(mz_err *err, const char *path, const mz_import_options *options) {
-    if (options->phase)
-        return MZ_OK;
-    return mz_fail(err, MZ_EINPUT,
-                   "%s: the phase is not in the file: pass --phase train, prefill or decode", path);
 }
 
 mz_code mz_import_stopped(const mz_app *app, mz_err *err) {
@@ -127,24 +137,39 @@ mz_code mz_import_lines(const mz_app *app, const char *path,
     return code;
 }
 
+mz_code mz_jsonl_gates(const mz_jsonl *lines, const char *what, const json_t *array,
+                       const mz_trace_facts *facts, float *weight, mz_err *err) {
+    mz_code code = mz_jsonl_weights(lines, what, array, facts->top_k, weight, err);
+    double sum = code ? 1 : mz_weights_sum(weight, facts->top_k);
+    if (facts->weights_normalized && !mz_is_one(sum))
+        return mz_jsonl_fail(
+            lines, err, "%s sum to %.4g, not to 1 as --normalized yes says: pass --normalized no",
+            what, sum);
+    return code;
+}
+
 const char *mz_base_name(const char *path) {
     const char *slash = strrchr(path, '/');
     return slash ? slash + 1 : path;
 }
 
 void mz_import_note(mz_trace_facts *facts, const char *fmt, ...) {
-    size_t used = strlen(facts->import_notes), room = sizeof facts->import_notes - used;
+    static const char more[] = "; ...";
+    size_t used = strlen(facts->import_notes), tail = sizeof more - 1;
+    size_t room = sizeof facts->import_notes - used;
     va_list list;
-    if (used > 0 && room > 2) {
-        strcpy(facts->import_notes + used, "; ");
-        room -= 2;
-    }
+    if (used >= tail && strcmp(facts->import_notes + used - tail, more) == 0)
+        return;
+    room -= room < tail ? room : tail;
+    char text[sizeof facts->import_notes] = "";
     va_start(list, fmt);
-    int length =
-        vsnprintf(facts->import_notes + sizeof facts->import_notes - room, room, fmt, list);
+    int length = vsnprintf(text, sizeof text, fmt, list);
     va_end(list);
-    if (length < 0 || (size_t)length >= room)
-        facts->import_notes[used] = '\0';
+    const char *between = used > 0 ? "; " : "";
+    if (length < 0 || strlen(between) + (size_t)length >= room)
+        strcpy(facts->import_notes + used, used > 0 ? more : more + 2);
+    else
+        snprintf(facts->import_notes + used, room, "%s%s", between, text);
 }
 
 bool mz_head_has(const unsigned char *head, size_t size, const char *text) {
@@ -212,14 +237,21 @@ void mz_sequence_free(mz_sequence *sequence) {
     *sequence = (mz_sequence){0};
 }
 
+double mz_weights_sum(const float *weight, int32_t top_k) {
+    double sum = 0;
+    for (int32_t i = 0; i < top_k; i++)
+        sum += weight[i];
+    return sum;
+}
+
+bool mz_is_one(double sum) {
+    return fabs(sum - 1) < 0.01; /* four roundings of 2^-11 and some margin */
+}
+
 bool mz_weights_normalized(const float *weight, int64_t rows, int32_t top_k) {
-    for (int64_t r = 0; r < rows; r++) {
-        double sum = 0;
-        for (int32_t i = 0; i < top_k; i++)
-            sum += weight[r * top_k + i];
-        if (!(fabs(sum - 1) < 0.01)) /* four roundings of 2^-11 and some margin */
+    for (int64_t r = 0; r < rows; r++)
+        if (!mz_is_one(mz_weights_sum(weight + r * top_k, top_k)))
             return false;
-    }
     return true;
 }
 
@@ -280,7 +312,28 @@ float *mz_block_weight(mz_block *block) {
     return block->weight + block->tokens * block->layers * block->top_k;
 }
 
+/* Counts the rows of weights just filled in that do not sum to 1. */
+static mz_code check_weights(mz_block *block, int64_t tokens, mz_err *err) {
+    const float *weight = mz_block_weight(block);
+    for (int64_t r = 0; r < tokens * block->layers; r++, weight += block->top_k) {
+        double sum = mz_weights_sum(weight, block->top_k);
+        if (mz_is_one(sum))
+            continue;
+        if (block->normalized)
+            return mz_fail(err, MZ_EINPUT,
+                           "token %lld, layer %lld: the weights sum to %.4g, not to 1 as "
+                           "--normalized yes or the tokens before say: pass --normalized no",
+                           (long long)(block->written + block->tokens + r / block->layers),
+                           (long long)(r % block->layers), sum);
+        block->off++;
+    }
+    return MZ_OK;
+}
+
 mz_code mz_block_end(mz_block *block, int64_t tokens, bool named, int32_t domain, mz_err *err) {
+    mz_code code = block->weights ? check_weights(block, tokens, err) : MZ_OK;
+    if (code)
+        return code;
     if (named) {
         if (!mz_grow((void **)&block->sequence, &block->sequence_room, block->sequences + 1,
                      sizeof *block->sequence))
@@ -343,6 +396,9 @@ mz_code mz_block_write(mz_block *block, mz_trace_writer *writer, mz_import_repor
         code = mz_trace_write_sequence(writer, &block->sequence[i], err);
     block->written += block->tokens;
     report->tokens += block->tokens;
+    report->weight_rows += block->weights ? block->tokens * block->layers : 0;
+    report->weight_rows_off += block->off;
+    block->off = 0;
     block->blocks++;
     block->tokens = 0;
     block->sequences = 0;
@@ -369,21 +425,34 @@ const char *mz_id_fault(int64_t id, int32_t experts, const uint16_t *ids, int32_
     return NULL;
 }
 
+mz_code mz_counts_fit(int32_t expert, int64_t count, int64_t tokens, const mz_trace_facts *facts,
+                      mz_err *err) {
+    if (count <= tokens)
+        return MZ_OK;
+    return mz_fail(
+        err, MZ_EINPUT,
+        "expert %d is counted %lld times, but there are %lld tokens, and none chooses an "
+        "expert twice: are there really %d experts per token?",
+        expert, (long long)count, (long long)tokens, facts->top_k);
+}
+
 /* Tokens behind one row of counts. */
 static mz_code row_tokens(const int64_t *row, const mz_trace_facts *facts, int64_t *tokens,
                           mz_err *err) {
     int64_t sum = 0;
+    int32_t fullest = 0;
     for (int32_t e = 0; e < facts->experts; e++) {
         if (row[e] < 0 || row[e] > INT64_MAX / 2 - sum)
             return mz_fail(err, MZ_EINPUT, "expert %d: count %lld is negative or too large", e,
                            (long long)row[e]);
         sum += row[e];
+        fullest = row[e] > row[fullest] ? e : fullest;
     }
     *tokens = sum / facts->top_k;
     if (sum % facts->top_k)
         return mz_fail(err, MZ_EINPUT, "%lld selections are no multiple of top-%d", (long long)sum,
                        facts->top_k);
-    return MZ_OK;
+    return facts->group_note[0] ? MZ_OK : mz_counts_fit(fullest, row[fullest], *tokens, facts, err);
 }
 
 static mz_code write_layer(const mz_counts_step *counts, const mz_trace_facts *facts, int32_t batch,

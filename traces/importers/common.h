@@ -12,11 +12,11 @@
 enum { MZ_BLOCK_TOKENS = 8192, MZ_MAX_TOP_K = 4096 };
 
 /* Facts every importer starts from: the answers in `options` over the importer's own defaults.
- * `phase` and `meaning` are used where the user did not say. MZ_EINPUT: an answer is not known. */
+ * `meaning` is used where the user did not say. Answers that no importer notes by itself are noted
+ * here. MZ_EINPUT: an answer is not known, or there is no phase. */
 typedef struct mz_import_defaults {
     const char *name, *source, *licence, *router;
     mz_trace_kind kind;
-    mz_trace_phase phase;
     mz_step_meaning meaning;
 } mz_import_defaults;
 
@@ -36,9 +36,6 @@ mz_code mz_import_top_k(const char *path, const mz_import_options *options, int6
 mz_code mz_import_experts(const char *path, const mz_import_options *options, int64_t experts,
                           mz_trace_facts *facts, mz_err *err);
 
-/* MZ_EINPUT unless --phase was given: the source does not tell it. */
-mz_code mz_import_need_phase(mz_err *err, const char *path, const mz_import_options *options);
-
 /* MZ_EABORTED once the user has interrupted. */
 mz_code mz_import_stopped(const mz_app *app, mz_err *err);
 
@@ -51,9 +48,14 @@ mz_code mz_import_lines(const mz_app *app, const char *path,
                         mz_code (*take)(void *self, const mz_jsonl *line, mz_err *err), void *self,
                         mz_err *err);
 
+/* One token's gate weights out of `array`, as mz_jsonl_weights. MZ_EINPUT also when the facts say
+ * that weights sum to 1, and these do not. */
+mz_code mz_jsonl_gates(const mz_jsonl *lines, const char *what, const json_t *array,
+                       const mz_trace_facts *facts, float *weight, mz_err *err);
+
 const char *mz_base_name(const char *path);
 
-/* Appends "key=value" to the notes that the trace carries; what does not fit is left out. */
+/* Appends "key=value" to the notes that the trace carries; "..." stands for what does not fit. */
 void mz_import_note(mz_trace_facts *facts, const char *fmt, ...) MZ_PRINTF(2, 3);
 
 /* Whether `text` stands in the first bytes of a file. */
@@ -87,7 +89,10 @@ mz_code mz_sequence_grow(mz_sequence *sequence, int64_t tokens, size_t row, bool
                          mz_err *err);
 void mz_sequence_free(mz_sequence *sequence);
 
-/* Whether each of `rows` rows of top_k weights sums to 1, within what half precision rounds. */
+/* The sum of one token's weights, and whether a sum is 1 within what half precision rounds. */
+double mz_weights_sum(const float *weight, int32_t top_k);
+bool mz_is_one(double sum);
+/* Whether each of `rows` rows of top_k weights sums to 1. */
 bool mz_weights_normalized(const float *weight, int64_t rows, int32_t top_k);
 
 /* Whole sequences waiting to become the calls of one block, token-major: expert and weight are
@@ -96,6 +101,8 @@ bool mz_weights_normalized(const float *weight, int64_t rows, int32_t top_k);
 typedef struct mz_block {
     int32_t layers, top_k;
     bool weights, step_per_block; /* blocks are steps, not micro-batches of step 0 */
+    bool normalized;              /* weights of a token must sum to 1 */
+    int64_t off;                  /* rows of weights held that do not */
     int64_t tokens, room;         /* tokens held and allocated */
     uint16_t *expert, *layer_expert;
     float *weight, *layer_weight;
@@ -113,7 +120,8 @@ mz_code mz_block_begin(mz_block *block, int64_t tokens, mz_trace_writer *writer,
                        mz_import_report *report, mz_err *err);
 uint16_t *mz_block_expert(mz_block *block);
 float *mz_block_weight(mz_block *block);
-/* The tokens just filled in become one sequence; `named` false: they belong to none. */
+/* The tokens just filled in become one sequence; `named` false: they belong to none. MZ_EINPUT:
+ * weights that must sum to 1 do not. */
 mz_code mz_block_end(mz_block *block, int64_t tokens, bool named, int32_t domain, mz_err *err);
 /* All three at once: a named sequence of `tokens` tokens [tokens][layers][top_k] (weight may be
  * NULL where the trace has none). */
@@ -135,11 +143,16 @@ typedef struct mz_counts_step {
 } mz_counts_step;
 
 /* Writes the calls of one step; tokens of a call are its pairs over top-k. MZ_EINPUT: a row is not
- * a multiple of top-k, or a rank has another number of tokens in another layer. *token numbers the
- * tokens of the trace and moves on. */
+ * a multiple of top-k, counts one expert more often than there are tokens (unless experts are
+ * groups: facts->group_note), or a rank has another number of tokens in another layer. *token
+ * numbers the tokens of the trace and moves on. */
 mz_code mz_counts_write(const mz_counts_step *counts, const mz_trace_facts *facts,
                         mz_trace_writer *writer, int64_t *token, mz_import_report *report,
                         mz_err *err);
+
+/* MZ_EINPUT, without a place: `expert` was counted more often than the call has tokens. */
+mz_code mz_counts_fit(int32_t expert, int64_t count, int64_t tokens, const mz_trace_facts *facts,
+                      mz_err *err);
 
 /* NULL when `id` may follow the first `place` ids of a token, else what is wrong with it. */
 const char *mz_id_fault(int64_t id, int32_t experts, const uint16_t *ids, int32_t place);

@@ -453,7 +453,6 @@ static mz_code import_files(mz_app *app, char **files, int count, const mz_impor
                                                 .source = "table of counts per expert",
                                                 .router = "unknown",
                                                 .kind = MZ_TRACE_COUNTS,
-                                                .phase = MZ_PHASE_TRAIN,
                                                 .meaning = MZ_STEP_ITERATION};
     if (count != 1)
         return mz_fail(err, MZ_EINPUT, "counts-csv takes one file, got %d", count);
@@ -467,8 +466,6 @@ static mz_code import_files(mz_app *app, char **files, int count, const mz_impor
     mz_code code = mz_import_facts(app, options, &defaults, &in->facts, err);
     if (!code)
         code = open_table(in, files[0], err);
-    if (!code && in->step < 0)
-        code = mz_import_need_phase(err, files[0], options);
     if (!code)
         code = mz_import_top_k(files[0], options, options->experts, &in->facts.top_k, err);
     in->facts.ranks = 1;

@@ -150,6 +150,7 @@ static mz_code create(esft_import *in, int64_t tokens, const char *output,
     in->block = (mz_block){.layers = in->facts.layers,
                            .top_k = in->facts.top_k,
                            .weights = true,
+                           .normalized = in->facts.weights_normalized,
                            .step_per_block = in->facts.step_meaning != MZ_STEP_NONE};
     return mz_trace_create(output, &in->facts, write, &in->writer, err);
 }
@@ -175,9 +176,12 @@ static mz_code read_folder(esft_import *in, const esft_file *file, const char *o
             break;
         if (!in->writer)
             code = create(in, tokens, output, write, err);
-        if (!code)
+        if (!code) {
             code = mz_block_add(&in->block, in->sequence.expert, in->sequence.weight, tokens, -1,
                                 in->writer, in->report, err);
+            if (code == MZ_EINPUT)
+                mz_err_prefix(err, "%s and the other layers", file[0].path);
+        }
         if (!code)
             code = mz_import_stopped(in->app, err);
     }
@@ -272,7 +276,6 @@ static mz_code import_files(mz_app *app, char **files, int count, const mz_impor
                                                 .source = "ESFT expert weights",
                                                 .router = "softmax",
                                                 .kind = MZ_TRACE_PAIRS,
-                                                .phase = MZ_PHASE_PREFILL,
                                                 .meaning = MZ_STEP_NONE};
     esft_import *in = mz_calloc(1, sizeof *in);
     esft_file *file = mz_calloc((size_t)count, sizeof *file);

@@ -171,11 +171,17 @@ static mz_code in_file(const mz_gather *gather, int32_t rank, mz_err *err) {
     return known ? mz_err_prefix(err, "%s", gather->path[rank]) : err->code;
 }
 
+/* Puts the place of a call before the message. */
+static mz_code place_fault(const mz_gather *gather, const mz_gather_key *key, mz_err *err) {
+    mz_err_prefix(err, "step %lld, micro-batch %d, layer %lld, rank %d", (long long)key->step,
+                  key->micro_batch, (long long)key->layer, key->rank);
+    return in_file(gather, key->rank, err);
+}
+
 static mz_code call_fault(const mz_gather *gather, const mz_gather_key *key, mz_err *err,
                           const char *what) {
-    mz_fail(err, MZ_EINPUT, "step %lld, micro-batch %d, layer %lld, rank %d: %s",
-            (long long)key->step, key->micro_batch, (long long)key->layer, key->rank, what);
-    return in_file(gather, key->rank, err);
+    mz_fail(err, MZ_EINPUT, "%s", what);
+    return place_fault(gather, key, err);
 }
 
 static int64_t sum_of(const int64_t *count, int32_t experts) {
@@ -183,6 +189,20 @@ static int64_t sum_of(const int64_t *count, int32_t experts) {
     for (int32_t e = 0; e < experts; e++)
         sum += count[e];
     return sum;
+}
+
+static int32_t fullest_of(const int64_t *count, int32_t experts) {
+    int32_t fullest = 0;
+    for (int32_t e = 1; e < experts; e++)
+        fullest = count[e] > count[fullest] ? e : fullest;
+    return fullest;
+}
+
+/* The fewest tokens that make such counts. */
+static int64_t least_tokens(const int64_t *count, const mz_trace_facts *facts) {
+    int64_t most = count[fullest_of(count, facts->experts)];
+    int64_t least = (sum_of(count, facts->experts) + facts->top_k - 1) / facts->top_k;
+    return most > least ? most : least;
 }
 
 /* Tokens of every rank of one micro-batch, layers [of rank] seen, and that they agree. */
@@ -201,8 +221,7 @@ static mz_code agree(const mz_gather *gather, const mz_gather_entry *entry, size
         if (i > 0 && by_key(&entry[i - 1], &entry[i]) == 0)
             return call_fault(gather, key, err, "recorded twice");
         if (held < 0) {
-            held = (sum_of(gather->count + entry[i].first, facts->experts) + facts->top_k - 1) /
-                   facts->top_k;
+            held = least_tokens(gather->count + entry[i].first, facts);
             tokens[key->rank] = held > tokens[key->rank] ? held : tokens[key->rank];
         } else if (layers[key->rank] > 0 && tokens[key->rank] != held) {
             return call_fault(gather, key, err,
@@ -227,6 +246,14 @@ static mz_code agree(const mz_gather *gather, const mz_gather_entry *entry, size
     return MZ_OK;
 }
 
+/* That no expert of a call was counted more often than it has tokens. */
+static mz_code check_counts(const mz_gather *gather, const mz_gather_key *key,
+                            const mz_trace_call_data *call, mz_err *err) {
+    int32_t fullest = fullest_of(call->count, gather->facts->experts);
+    mz_code code = mz_counts_fit(fullest, call->count[fullest], call->tokens, gather->facts, err);
+    return code ? place_fault(gather, key, err) : MZ_OK;
+}
+
 static mz_code write_calls(const mz_gather *gather, const mz_gather_entry *entry, size_t entries,
                            const int64_t *tokens, const int64_t *begin, mz_trace_writer *writer,
                            mz_import_report *report, mz_err *err) {
@@ -244,13 +271,15 @@ static mz_code write_calls(const mz_gather *gather, const mz_gather_entry *entry
         if (counts) {
             call.count = gather->count + entry[i].first;
             call.pairs = sum_of(call.count, facts->experts);
+            code = check_counts(gather, key, &call, err);
         } else {
             call.expert = gather->expert + entry[i].first;
             call.weight = facts->has_weight ? gather->weight + entry[i].first : NULL;
             call.pairs = entry[i].pairs;
             call.token_pairs = facts->top_k == 0 ? gather->row + entry[i].first_row : NULL;
         }
-        code = mz_trace_write_call(writer, &call, err);
+        if (!code)
+            code = mz_trace_write_call(writer, &call, err);
         report->calls++;
         report->pairs += call.pairs;
     }

@@ -50,7 +50,8 @@ mz_code mz_gather_pairs(mz_gather *gather, const mz_gather_key *key, int64_t tok
 mz_code mz_gather_rows(mz_gather *gather, const mz_gather_key *key, int64_t tokens, int64_t pairs,
                        uint16_t **row, uint16_t **expert, float **weight, mz_err *err);
 /* A call of counts; *count is room for E zeros that the caller fills at once. tokens < 0: they are
- * the call's pairs over top_k, rounded up, of the layer that has most. */
+ * the call's pairs over top_k, rounded up, or those of its fullest expert if that is more, of the
+ * layer that has most. */
 mz_code mz_gather_counts(mz_gather *gather, const mz_gather_key *key, int64_t tokens,
                          int64_t **count, mz_err *err);
 /* The `tokens` for mz_gather_counts out of the user's answers (--tokens, --dropped) and the call's
@@ -64,7 +65,8 @@ mz_code mz_gather_settle(mz_gather *gather, mz_err *err);
 /* The same from gather->label as it is: where calls are gathered step by step. */
 mz_code mz_gather_settle_labels(mz_gather *gather, mz_err *err);
 /* Writes what is gathered and forgets it. MZ_EINPUT: a call twice, a layer that was not settled, a
- * rank that lacks a layer or has another number of tokens in it. Tokens of one (step, micro-batch)
+ * rank that lacks a layer or has another number of tokens in it, an expert counted more often than
+ * its call has tokens. Tokens of one (step, micro-batch)
  * are numbered by rank. */
 mz_code mz_gather_write(mz_gather *gather, mz_trace_writer *writer, mz_import_report *report,
                         mz_err *err);

@@ -208,12 +208,14 @@ static mz_code read_file(json_import *in, const char *output, const mz_trace_wri
         if (in->options->weights_normalized < 0)
             in->facts.weights_normalized = mz_weights_normalized(
                 in->sequence.weight, in->tokens * in->facts.layers, in->facts.top_k);
+        in->block.normalized = in->facts.weights_normalized;
         code = mz_trace_create(output, &in->facts, write, &in->writer, err);
     }
-    if (!code)
-        code = mz_block_add(&in->block, in->sequence.expert, in->sequence.weight, in->tokens,
-                            domain, in->writer, in->report, err);
-    return code;
+    if (code)
+        return code;
+    code = mz_block_add(&in->block, in->sequence.expert, in->sequence.weight, in->tokens, domain,
+                        in->writer, in->report, err);
+    return code == MZ_EINPUT ? mz_err_prefix(err, "%s", in->path) : code;
 }
 
 static mz_code import_files(mz_app *app, char **files, int count, const mz_import_options *options,
@@ -224,7 +226,6 @@ static mz_code import_files(mz_app *app, char **files, int count, const mz_impor
                                                 .licence = "Apache-2.0",
                                                 .router = "softmax",
                                                 .kind = MZ_TRACE_PAIRS,
-                                                .phase = MZ_PHASE_DECODE,
                                                 .meaning = MZ_STEP_NONE};
     json_import *in = calloc(1, sizeof *in);
     if (!in)
@@ -259,6 +260,7 @@ const mz_importer mz_import_gpt_oss_json = {
     .name = "gpt-oss-json",
     .summary = "gpt-oss router fingerprints (.json), one file per sequence",
     .answers = "experts top-k normalized",
+    .phase = "decode",
     .recognise = recognise,
     .import = import_files,
 };

@@ -119,7 +119,6 @@ static mz_code import_files(mz_app *app, char **files, int count, const mz_impor
                                                 .source = "Hearth routing recording",
                                                 .router = "unknown",
                                                 .kind = MZ_TRACE_PAIRS,
-                                                .phase = MZ_PHASE_DECODE,
                                                 .meaning = MZ_STEP_NONE};
     hrtr_import in = {.app = app, .report = report};
     if (count != 1)

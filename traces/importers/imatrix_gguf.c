@@ -349,7 +349,6 @@ static mz_code import_files(mz_app *app, char **files, int count, const mz_impor
                                                 .source = "llama.cpp importance matrix",
                                                 .router = "unknown",
                                                 .kind = MZ_TRACE_COUNTS,
-                                                .phase = MZ_PHASE_PREFILL,
                                                 .meaning = MZ_STEP_NONE};
     gguf_import in = {.options = options, .report = report};
     if (count != 1)
@@ -380,6 +379,7 @@ const mz_importer mz_import_imatrix_gguf = {
     .name = "imatrix",
     .summary = "llama.cpp importance matrix (GGUF): counts of a whole run; needs --top-k",
     .answers = "experts top-k tokens dropped",
+    .phase = "prefill",
     .recognise = recognise,
     .import = import_files,
 };

@@ -289,7 +289,6 @@ static mz_code import_files(mz_app *app, char **files, int count, const mz_impor
     static const mz_import_defaults defaults = {.licence = "Apache-2.0",
                                                 .router = "softmax",
                                                 .kind = MZ_TRACE_COUNTS,
-                                                .phase = MZ_PHASE_TRAIN,
                                                 .meaning = MZ_STEP_ITERATION};
     mz_trace_writer *writer = NULL;
     if (count != 1)
@@ -325,6 +324,7 @@ const mz_importer mz_import_laer_csv = {
     .name = "laer-csv",
     .summary = "LAER-MoE token log (.csv): one group of experts per rank",
     .answers = "experts top-k method model-name",
+    .phase = "train",
     .recognise = recognise,
     .import = import_files,
 };

@@ -393,7 +393,6 @@ static mz_code import_files(mz_app *app, char **files, int count, const mz_impor
                                                 .source = "Megatron-LM router trace",
                                                 .router = "unknown",
                                                 .kind = MZ_TRACE_PAIRS,
-                                                .phase = MZ_PHASE_TRAIN,
                                                 .meaning = MZ_STEP_ITERATION};
     router_import *in = mz_calloc(1, sizeof *in);
     if (!in)

@@ -390,7 +390,6 @@ static mz_code import_files(mz_app *app, char **files, int count, const mz_impor
                                                 .source = "Megatron-LM tokens per expert",
                                                 .router = "unknown",
                                                 .kind = MZ_TRACE_COUNTS,
-                                                .phase = MZ_PHASE_TRAIN,
                                                 .meaning = MZ_STEP_ITERATION};
     tpe_import *in = mz_calloc(1, sizeof *in);
     if (!in)
@@ -425,6 +424,7 @@ const mz_importer mz_import_megatron_tpe = {
     .name = "megatron-tpe",
     .summary = "Megatron-LM tokens per expert (rank{R}.jsonl), one file per rank",
     .answers = "experts top-k ep-size ep-ranks layer-offsets tokens dropped",
+    .phase = "train",
     .recognise = recognise,
     .import = import_files,
 };

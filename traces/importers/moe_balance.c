@@ -119,7 +119,7 @@ static mz_code take_token(balance_import *in, const mz_jsonl *lines, const balan
         mz_jsonl_ids(lines, what, row, in->facts.top_k, in->facts.experts, in->expert, err);
     snprintf(what, sizeof what, "topk_weights[%lld]", (long long)key->token);
     if (!code && in->facts.has_weight)
-        code = mz_jsonl_weights(lines, what, weights, in->facts.top_k, in->weight, err);
+        code = mz_jsonl_gates(lines, what, weights, &in->facts, in->weight, err);
     if (code)
         return code;
     memcpy(in->record, key, at);
@@ -237,6 +237,9 @@ static mz_code write_trace(balance_import *in, const char *output,
     mz_import_note(&in->facts, "ranks=highest source device + 1");
     if (in->options->weights_normalized < 0)
         in->facts.weights_normalized = in->normalized;
+    in->facts.weights_normalized = in->facts.weights_normalized && in->facts.has_weight;
+    in->report->weight_rows = in->facts.has_weight;
+    in->report->weight_rows_off = !in->normalized;
     if (!code)
         code = mz_trace_create(output, &in->facts, write, &in->writer, err);
     if (!code)
@@ -273,10 +276,7 @@ static mz_code import_files(mz_app *app, char **files, int count, const mz_impor
                                                 .source = "moe-balance log",
                                                 .router = "unknown",
                                                 .kind = MZ_TRACE_PAIRS,
-                                                .phase = MZ_PHASE_PREFILL,
                                                 .meaning = MZ_STEP_FORWARD};
-    if (mz_import_need_phase(err, files[0], options))
-        return MZ_EINPUT;
     balance_import *in = mz_calloc(1, sizeof *in);
     if (!in)
         return mz_fail_nomem(err, "the importer");

@@ -144,7 +144,6 @@ static mz_code import_files(mz_app *app, char **files, int count, const mz_impor
                                                 .source = "MoE-Infinity activation matrices",
                                                 .router = "unknown",
                                                 .kind = MZ_TRACE_COUNTS,
-                                                .phase = MZ_PHASE_DECODE,
                                                 .meaning = MZ_STEP_FORWARD};
     matrices_import in = {.app = app, .options = options, .report = report};
     if (count != 1)

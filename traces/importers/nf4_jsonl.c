@@ -246,7 +246,6 @@ static mz_code import_files(mz_app *app, char **files, int count, const mz_impor
                                                 .source = "grouped-nf4 router recording",
                                                 .router = "unknown",
                                                 .kind = MZ_TRACE_PAIRS,
-                                                .phase = MZ_PHASE_DECODE,
                                                 .meaning = MZ_STEP_NONE};
     nf4_import *in = mz_calloc(1, sizeof *in);
     if (!in)
@@ -279,6 +278,7 @@ const mz_importer mz_import_nf4_jsonl = {
     .name = "nf4-jsonl",
     .summary = "grouped-nf4 recordings of decoding (.jsonl), one file per sequence",
     .answers = "experts top-k native-k",
+    .phase = "decode",
     .recognise = recognise,
     .import = import_files,
 };

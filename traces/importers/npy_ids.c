@@ -151,6 +151,7 @@ static mz_code open_weights(ids_import *in, const mz_import_options *options, mz
     in->facts.has_weight = in->block.weights = true;
     if (options->weights_normalized < 0)
         code = look_normalized(in, options->weights, &in->facts.weights_normalized, err);
+    in->block.normalized = in->facts.weights_normalized;
     return code;
 }
 
@@ -242,7 +243,10 @@ static mz_code read_block(ids_import *in, int64_t tokens, bool last, bool named,
     mz_rows_skip(in->report, data - taken, "tokens without any expert (fillers)");
     mz_rows_skip(in->report, taken * (in->rows.layers - in->rows.kept),
                  "rows of dense layers (all zero)");
-    return code || taken == 0 ? code : mz_block_end(&in->block, taken, named, domain, err);
+    if (code || taken == 0)
+        return code;
+    code = mz_block_end(&in->block, taken, named, domain, err);
+    return code == MZ_EINPUT ? mz_err_prefix(err, "%s", mz_input_path(in->weights.input)) : code;
 }
 
 static mz_code next_sequence(ids_import *in, bool *end, mz_err *err) {
@@ -341,11 +345,8 @@ static mz_code take_answers(ids_import *in, int count, const mz_import_options *
 
 static mz_code open_all(ids_import *in, const char *path, const mz_import_options *options,
                         mz_err *err) {
-    static const mz_import_defaults defaults = {.name = "unknown",
-                                                .router = "unknown",
-                                                .kind = MZ_TRACE_PAIRS,
-                                                .phase = MZ_PHASE_DECODE,
-                                                .meaning = MZ_STEP_NONE};
+    static const mz_import_defaults defaults = {
+        .name = "unknown", .router = "unknown", .kind = MZ_TRACE_PAIRS, .meaning = MZ_STEP_NONE};
     mz_code code = mz_import_facts(in->app, options, &defaults, &in->facts, err);
     if (!code)
         code = open_ids(in, path, options, err);

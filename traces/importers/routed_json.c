@@ -544,10 +544,7 @@ static mz_code import_files(mz_app *app, char **files, int count, const mz_impor
                                                 .source = "routed experts of a server's answers",
                                                 .router = "unknown",
                                                 .kind = MZ_TRACE_PAIRS,
-                                                .phase = MZ_PHASE_DECODE,
                                                 .meaning = MZ_STEP_NONE};
-    if (mz_import_need_phase(err, files[0], options))
-        return MZ_EINPUT;
     if (options->experts <= 0)
         return mz_import_ask(err, files[0], "the number of experts is", "experts");
     routed_import *in = mz_calloc(1, sizeof *in);

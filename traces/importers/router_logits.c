@@ -239,7 +239,6 @@ static mz_code import_files(mz_app *app, char **files, int count, const mz_impor
     static const mz_import_defaults defaults = {.name = "unknown",
                                                 .source = "router logits",
                                                 .kind = MZ_TRACE_PAIRS,
-                                                .phase = MZ_PHASE_PREFILL,
                                                 .meaning = MZ_STEP_NONE};
     logits_import in = {.app = app, .options = options, .path = files[0], .report = report};
     if (count != 1)

@@ -241,12 +241,9 @@ static mz_code import_files(mz_app *app, char **files, int count, const mz_impor
                                                 .source = "SGLang expert distribution recorder",
                                                 .router = "unknown",
                                                 .kind = MZ_TRACE_COUNTS,
-                                                .phase = MZ_PHASE_PREFILL,
                                                 .meaning = MZ_STEP_FORWARD};
     if (options->top_k <= 0)
         return mz_import_ask(err, files[0], "the number of experts per token is", "top-k");
-    if (mz_import_need_phase(err, files[0], options))
-        return MZ_EINPUT;
     sglang_import *in = mz_calloc(1, sizeof *in);
     if (!in)
         return mz_fail_nomem(err, "the importer");

@@ -565,7 +565,6 @@ static mz_code import_files(mz_app *app, char **files, int count, const mz_impor
     static const mz_import_defaults defaults = {.name = "unknown",
                                                 .source = "SGLang expert distribution recorder",
                                                 .router = "unknown",
-                                                .phase = MZ_PHASE_DECODE,
                                                 .meaning = MZ_STEP_FORWARD};
     records_import in = {.app = app, .options = options, .report = report};
     mz_code code = mz_import_facts(app, options, &defaults, &in.facts, err);

@@ -112,7 +112,6 @@ static mz_code import_files(mz_app *app, char **files, int count, const mz_impor
                                                 .source = "SGLang expert distribution recorder",
                                                 .router = "unknown",
                                                 .kind = MZ_TRACE_COUNTS,
-                                                .phase = MZ_PHASE_DECODE,
                                                 .meaning = MZ_STEP_FORWARD};
     stat_import in = {.app = app, .options = options, .report = report};
     mz_code code = mz_import_facts(app, options, &defaults, &in.facts, err);

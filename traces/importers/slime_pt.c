@@ -134,7 +134,6 @@ static mz_code import_files(mz_app *app, char **files, int count, const mz_impor
                                                 .source = "slime rollout data",
                                                 .router = "unknown",
                                                 .kind = MZ_TRACE_PAIRS,
-                                                .phase = MZ_PHASE_DECODE,
                                                 .meaning = MZ_STEP_NONE};
     slime_import in = {.app = app, .options = options, .report = report};
     if (options->experts <= 0)

@@ -291,7 +291,6 @@ static mz_code import_files(mz_app *app, char **files, int count, const mz_impor
                                                 .licence = "GPL-3.0",
                                                 .router = "softmax",
                                                 .kind = MZ_TRACE_COUNTS,
-                                                .phase = MZ_PHASE_TRAIN,
                                                 .meaning = MZ_STEP_ITERATION};
     mz_trace_facts facts;
     mz_trace_writer *writer = NULL;
@@ -326,6 +325,7 @@ const mz_importer mz_import_smartmoe_log = {
     .name = "smartmoe-log",
     .summary = "SmartMoE tables table_iter{I}_rank{R}.log, all files at once; needs --top-k",
     .answers = "experts top-k",
+    .phase = "train",
     .recognise = recognise,
     .import = import_files,
 };

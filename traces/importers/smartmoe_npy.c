@@ -91,7 +91,6 @@ static mz_code import_files(mz_app *app, char **files, int count, const mz_impor
                                                 .licence = "GPL-3.0",
                                                 .router = "softmax",
                                                 .kind = MZ_TRACE_COUNTS,
-                                                .phase = MZ_PHASE_TRAIN,
                                                 .meaning = MZ_STEP_ITERATION};
     mz_npy npy = {0};
     mz_trace_facts facts;
@@ -120,6 +119,7 @@ const mz_importer mz_import_smartmoe_npy = {
     .summary =
         "SmartMoE counts [steps, layers, ranks, micro-batches, experts] (.npy); needs --top-k",
     .answers = "experts top-k",
+    .phase = "train",
     .recognise = recognise,
     .import = import_files,
 };

@@ -99,10 +99,7 @@ static mz_code import_files(mz_app *app, char **files, int count, const mz_impor
                                                 .source = "speculative-moe log",
                                                 .router = "unknown",
                                                 .kind = MZ_TRACE_PAIRS,
-                                                .phase = MZ_PHASE_DECODE,
                                                 .meaning = MZ_STEP_NONE};
-    if (mz_import_need_phase(err, files[0], options))
-        return MZ_EINPUT;
     speculative_import *in = mz_calloc(1, sizeof *in);
     if (!in)
         return mz_fail_nomem(err, "the importer");

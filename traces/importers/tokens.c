@@ -43,7 +43,7 @@ mz_code mz_tokens_weights(const mz_tokens *tokens, const mz_jsonl *lines, const 
                           float *weight, mz_err *err) {
     const json_t *array = json_object_get(lines->object, key);
     if (tokens->facts->has_weight)
-        return mz_jsonl_weights(lines, key, array, tokens->facts->top_k, weight, err);
+        return mz_jsonl_gates(lines, key, array, tokens->facts, weight, err);
     return array ? mz_jsonl_fail(lines, err, "\"%s\", which the first row has not", key) : MZ_OK;
 }
 
@@ -179,7 +179,8 @@ mz_code mz_tokens_write(const mz_app *app, mz_tokens *tokens, const mz_import_op
     facts->ranks = 1;
     facts->has_sequences = true;
     if (options->weights_normalized < 0)
-        facts->weights_normalized = facts->has_weight && tokens->normalized;
+        facts->weights_normalized = tokens->normalized;
+    facts->weights_normalized = facts->weights_normalized && facts->has_weight;
     mz_block block = {.layers = facts->layers,
                       .top_k = facts->top_k,
                       .weights = facts->has_weight,

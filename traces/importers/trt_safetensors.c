@@ -365,7 +365,6 @@ static mz_code import_files(mz_app *app, char **files, int count, const mz_impor
     static const mz_import_defaults defaults = {.name = "unknown",
                                                 .source = "TensorRT-LLM expert statistic",
                                                 .router = "unknown",
-                                                .phase = MZ_PHASE_DECODE,
                                                 .meaning = MZ_STEP_FORWARD};
     trt_import in = {.app = app, .options = options, .report = report};
     in.rank = mz_calloc((size_t)count, sizeof *in.rank);

@@ -239,7 +239,6 @@ static mz_code import_files(mz_app *app, char **files, int count, const mz_impor
                                                 .source = "UltraEP load profile",
                                                 .router = "unknown",
                                                 .kind = MZ_TRACE_COUNTS,
-                                                .phase = MZ_PHASE_TRAIN,
                                                 .meaning = MZ_STEP_FORWARD};
     ultraep_import *in = mz_calloc(1, sizeof *in);
     if (!in)

@@ -159,7 +159,6 @@ static mz_code import_files(mz_app *app, char **files, int count, const mz_impor
                                                 .source = "verl routed experts",
                                                 .router = "unknown",
                                                 .kind = MZ_TRACE_PAIRS,
-                                                .phase = MZ_PHASE_DECODE,
                                                 .meaning = MZ_STEP_NONE};
     verl_import in = {.app = app, .options = options, .report = report};
     mz_torch_file torch = {0};

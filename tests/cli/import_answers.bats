@@ -1,0 +1,127 @@
+#!/usr/bin/env bats
+# What an import is told: what a format does not carry is asked for by name, answers are kept in the trace, and answers that
+# the recording contradicts are refused.
+
+load common
+
+setup() { enter_tmpdir; }
+
+# make IMPORTER: the good files of its row of tests/traces/import_table.py; prints them.
+make() { "$python" -B -c 'import sys; sys.path.insert(0, sys.argv[1])
+import import_table as table
+table.ROWS[sys.argv[2]].make(); print(*table.ROWS[sys.argv[2]].files)' "$root/tests/traces" "$1"; }
+
+options() { "$python" -B -c 'import sys; sys.path.insert(0, sys.argv[1])
+import import_table as table; print(*table.ROWS[sys.argv[2]].options)' "$root/tests/traces" "$1"; }
+
+run_of() { "$python" -c 'import h5py, sys; print(h5py.File("t.h5")["run"].attrs.get(sys.argv[1], b"").decode())' "$1"; }
+
+@test "the phase is asked for unless every recording of the format has the same" {
+    fixed=" smartmoe-log:train smartmoe-npy:train gpt-oss-json:decode laer-csv:train megatron-tpe:train nf4-jsonl:decode imatrix:prefill "
+    for importer in $("$mizan" trace import --list | awk '{ print $1 }'); do
+        said=$(options "$importer" | sed -E 's/--phase [a-z]+//')
+        mkdir "$importer"
+        cd "$importer"
+        files=$(make "$importer")
+        echo "$importer: $files $said"
+        if [[ $fixed =~ \ $importer:([a-z]*)\  ]]; then
+            phase=${BASH_REMATCH[1]}
+            "$mizan" trace import $files $said -o t.h5 2>said
+            grep -q "^phase $phase, as of all $importer files (--phase says otherwise)$" said
+            [ "$(run_of phase)" = "$phase" ]
+            [[ $(run_of import_notes) == "phase=$phase by format"* ]]
+            "$mizan" trace import --list | grep "^$importer .*; phase $phase"
+        else
+            fails 2 "the phase is not in $importer files" "$mizan" trace import -q $files $said -o t.h5
+            [ ! -e t.h5 ]
+            "$mizan" trace import --list | grep "^$importer .*; needs --phase"
+        fi
+        "$mizan" trace import $files $said --phase prefill -o t.h5 2>said
+        [ "$(run_of phase)" = prefill ]
+        [[ $(run_of import_notes) != *"by format"* ]]
+        run grep "as of all" said
+        [ "$status" -eq 1 ]
+        cd ..
+    done
+}
+
+@test "answers are kept in the trace, and what does not fit is marked" {
+    make megatron-tpe
+    "$mizan" trace import -q rank?.jsonl --top-k 2 --ep-size 2 --tokens 100 --layer-offsets 0:3 -o t.h5
+    [[ $(run_of import_notes) == "phase=train by format; tokens=100; layers=3-4; ep size=2; layer offsets=0:3; counts="* ]]
+    "$mizan" trace import -q rank?.jsonl --top-k 2 --ep-size 2 --dropped -o t.h5
+    [[ $(run_of import_notes) == *"; dropped=yes; "* ]]
+    long=0:3$(printf ',%d:3' {2..80})
+    "$mizan" trace import -q rank?.jsonl --top-k 2 --ep-size 2 --layer-offsets "$long" -o t.h5
+    [ "$(run_of import_notes)" = "phase=train by format; layers=3-4; ep size=2; ..." ]
+    "$mizan" trace check t.h5
+}
+
+@test "--normalized is held against the weights" {
+    for importer in vllm-logger moe-balance gpt-oss-json; do
+        files=$(make $importer) # weights 0.75 and 0.25
+        "$mizan" trace import -q $files $(options $importer) --normalized yes -o t.h5
+        "$mizan" trace import $files $(options $importer) --normalized no -o t.h5 2>said
+        grep -q "warning: the weights of every token sum to 1, but --normalized no was said" said
+        "$mizan" trace import $files $(options $importer) -o t.h5 2>said
+        run grep "normalized" said
+        [ "$status" -eq 1 ]
+    done
+    for importer in speculative:"log.jsonl: line 1: gating_probs" esft-text:"expert_weights_1.txt and the other layers: token 0, layer 0: the weights"; do
+        files=$(make ${importer%%:*}) # weights that sum to less
+        said=$(options ${importer%%:*})
+        fails 2 "${importer#*:} sum to " "$mizan" trace import -q $files $said --normalized yes -o u.h5
+        "$mizan" trace import $files $said --normalized no -o t.h5 2>said
+        run grep "normalized" said
+        [ "$status" -eq 1 ]
+    done
+    make moe-balance
+    sed '4s/0.25\]\]/0.5]]/' log.jsonl >off.jsonl
+    fails 2 "off.jsonl: line 4: topk_weights[2] sum to 1.25, not to 1" \
+        "$mizan" trace import -q off.jsonl --experts 8 --phase decode --normalized yes -o u.h5
+    # A later token than those that were looked at.
+    "$python" -c 'import numpy as np
+np.save("ids.npy", np.tile(np.array([3, 1], np.uint8), (9000, 2, 1)))
+w = np.full((9000, 2, 2), 0.5, np.float32)
+w[8500, 1, 0] = 0.75
+np.save("w.npy", w)'
+    said="--experts 4 --phase decode --weights w.npy"
+    for more in "" "--normalized yes"; do
+        fails 2 "w.npy: token 8500, layer 1: the weights sum to 1.25, not to 1" "$mizan" trace import -q ids.npy $said $more -o u.h5
+    done
+    "$mizan" trace import -q ids.npy $said --normalized no -o t.h5
+    [ ! -e u.h5 ]
+}
+
+@test "an expert that is counted more often than there are tokens is refused" {
+    echo '{"logical_count": [[[2, 1, 1], [1, 1, 2]], [[3, 1, 0], [2, 2, 0]]]}' >counts.json
+    said="--phase decode --top-k 2"
+    fails 2 "counts.json: step 1, micro-batch 0, layer 0, rank 0: expert 0 is counted 3 times, but there are 2 tokens" \
+        "$mizan" trace import -q counts.json $said -o t.h5
+    fails 2 "expert 0 is counted 3 times, but there are 2 tokens" "$mizan" trace import -q counts.json $said --tokens 2 -o t.h5
+    "$mizan" trace import -q counts.json $said --tokens 3 -o t.h5
+    "$mizan" trace import -q counts.json $said --dropped -o t.h5 # no fewer tokens than the fullest expert has
+    "$python" -c 'import h5py; assert list(h5py.File("t.h5")["calls/tokens"]) == [2, 2, 3, 3]'
+    rm t.h5
+    "$python" -c 'import numpy as np; np.save("h.npy", np.array([1, 1, 2, 0, 3, 1, 0, 0], np.uint16).reshape(1, 1, 2, 1, 4))'
+    fails 2 "h.npy: index 0: step 1, layer 0, rank 1, micro-batch 0: expert 0 is counted 3 times, but there are 2 tokens" \
+        "$mizan" trace import -q h.npy --top-k 2 -o t.h5
+    [ ! -e t.h5 ]
+}
+
+@test "a file that is given twice is refused, under whatever name" {
+    make nf4-jsonl
+    ln a.jsonl hard.jsonl
+    ln -s a.jsonl soft.jsonl
+    fails 2 "a.jsonl: given twice: give each file once" "$mizan" trace import -q a.jsonl a.jsonl -o t.h5
+    for other in hard.jsonl soft.jsonl ./a.jsonl; do
+        fails 2 "a.jsonl and $other are one file" "$mizan" trace import -q a.jsonl $other -o t.h5
+    done
+    cp a.jsonl b.jsonl
+    "$mizan" trace import -q a.jsonl b.jsonl -o t.h5 # other sequences, as far as anyone can tell
+    make npy-ids
+    fails 2 "given twice" "$mizan" trace import -q ids.npy ids.npy --experts 8 --phase decode -o u.h5
+    make gpt-oss-json
+    fails 2 "given twice" "$mizan" trace import -q prints.json prints.json --experts 8 -o u.h5
+    [ ! -e u.h5 ]
+}
