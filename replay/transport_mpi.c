@@ -242,8 +242,26 @@ mz_code mpi_link_start(mz_transport *t, mpi_link *l, const mz_lane *lane, int64_
     return code;
 }
 
+/* A process whose messages are done may still hold back what tells their receivers so, if they were
+ * many, until it calls MPI again: after its next products. So it stays until its peers are done. */
+static mz_code part(mz_transport *t, mpi_link *l, mz_err *err) {
+    mz_code code = MZ_OK;
+    for (int32_t p = 0; code == MZ_OK && p < t->processes; p++) {
+        if (l->count[p].meets)
+            code = add_message(t, l, p, true, NULL, 0, err);
+        if (code == MZ_OK && l->count[p].meets)
+            code = add_message(t, l, p, false, NULL, 0, err);
+    }
+    l->broken = l->broken || code != MZ_OK;
+    return code == MZ_OK ? wait_all(t, l, err) : code;
+}
+
 mz_code mpi_link_finish(mz_transport *t, mpi_link *l, mz_err *err) {
-    const mz_code code = wait_all(t, l, err);
+    for (int32_t p = 0; p < t->processes; p++)
+        l->count[p].meets = l->count[p].sends || l->count[p].receives;
+    mz_code code = wait_all(t, l, err);
+    if (code == MZ_OK)
+        code = part(t, l, err);
     if (code == MZ_OK)
         copy_packed(t, l, false);
     return code;

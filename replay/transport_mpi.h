@@ -25,6 +25,7 @@ typedef struct mpi_packed {
 typedef struct mpi_count {
     int64_t sent, received;
     bool sends, receives; /* in the exchange under way */
+    bool meets;           /* one of them, before it was waited for */
 } mpi_count;
 
 typedef struct mpi_link {

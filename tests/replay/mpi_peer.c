@@ -1,5 +1,6 @@
 /* One process of an MPI job that exchanges random lanes and compares with what everybody knows was
- * sent. Arguments: lib_dir ranks [die|hang|leave|big PROCESS]. Exit code 0: everything arrived. */
+ * sent. Arguments: lib_dir ranks [die|hang|leave|big|many PROCESS]. Exit code 0: everything
+ * arrived. */
 #include "common/base/log.h"
 #include "common/base/rng.h"
 #include "replay/transport.h"
@@ -107,6 +108,35 @@ static mz_code big(mz_transport *t, mz_err *err) {
     return code;
 }
 
+/* So many messages at once that MPI keeps some of what tells that they have arrived until it is
+ * called again: who then works for long without it must not be waited for. */
+static mz_code many(mz_transport *t, mz_err *err) {
+    enum { MESSAGES = 400, BYTES = 64 << 10, PAUSE_MS = 1500 };
+    unsigned char *send = calloc(MESSAGES, BYTES), *receive = calloc(MESSAGES, BYTES);
+    mz_lane *lane = calloc(2 * MESSAGES, sizeof *lane);
+    const int32_t last = t->ranks - 1;
+    mz_code code = send && receive && lane ? MZ_OK : mz_fail_nomem(err, "many lanes");
+    for (size_t i = 0; code == MZ_OK && i < MESSAGES; i++) {
+        lane[2 * i] = (mz_lane){0, last, send + i * BYTES, receive + i * BYTES, BYTES};
+        lane[2 * i + 1] = (mz_lane){last, 0, send + i * BYTES, receive + i * BYTES, BYTES};
+    }
+    for (int round = 0; code == MZ_OK && round < 6; round++) {
+        code = mz_transport_barrier(t, err);
+        const double start = mz_now();
+        if (code == MZ_OK)
+            code = mz_transport_exchange(t, lane, 2 * MESSAGES, NULL, err);
+        const double took = mz_now() - start;
+        if (code == MZ_OK && took > 0.9e-3 * PAUSE_MS)
+            code = mz_fail(err, MZ_ECHECK, "round %d took %.3f s: another's pause", round, took);
+        if (t->process == round % 2)
+            usleep(1000 * PAUSE_MS);
+    }
+    free(send);
+    free(receive);
+    free(lane);
+    return code;
+}
+
 static mz_code gather(mz_transport *t, mz_err *err) {
     int32_t mine[64], all[64];
     for (int32_t r = t->first; r < t->end; r++)
@@ -138,7 +168,9 @@ static mz_code work(mz_transport *t, mz_kernels *kernels, const char *fault, mz_
     if (code == MZ_OK)
         code = gather(t, err);
     if (code == MZ_OK)
-        code = fault && strcmp(fault, "big") == 0 ? big(t, err) : rounds(t, a, fault, err);
+        code = fault && strcmp(fault, "big") == 0    ? big(t, err)
+               : fault && strcmp(fault, "many") == 0 ? many(t, err)
+                                                     : rounds(t, a, fault, err);
     if (code == MZ_OK)
         code = report(t, err);
     free(a->send);
@@ -161,7 +193,7 @@ int main(int argc, char **argv) {
     mz_err err;
     mz_code code = mz_transport_open(&options, &t, &err);
     if (code == MZ_OK && mz_kernels_open(&device, &kernels, NULL, 0) == MZ_K_OK) {
-        const char *whole = argc > 3 && strcmp(argv[3], "big") == 0 ? argv[3] : NULL;
+        const char *whole = argc == 4 ? argv[3] : NULL; /* of all processes; else a fault of one */
         code = work(t, kernels, argc > 4 && atoi(argv[4]) == t->process ? argv[3] : whole, &err);
     }
     if (code != MZ_OK) {
