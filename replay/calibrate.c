@@ -60,39 +60,114 @@ static char *next_result(calibration *c, int64_t bytes) {
     return part ? part : next_part(c, c->results, &c->result_at, bytes);
 }
 
+/* Beyond so much memory nothing is left of it in any cache. */
+enum { CACHED_MOST = 64 << 20, TOGETHER_MOST = 16 };
+
+/* Calls that are timed together: a phase has one for every rank of the process. */
+static int32_t together(const calibration *c, const calibrate_call *call) {
+    const int64_t local = c->transport->end - c->transport->first;
+    int64_t n = CACHED_MOST / (call->in_bytes + call->made_bytes + call->out_bytes + 1);
+    n = n < local ? n : local;
+    n = n < TOGETHER_MOST ? n : TOGETHER_MOST;
+    return call->each_rank && n > 1 ? (int32_t)n : 1;
+}
+
+/* Copies rows as a kernel of the step writes them. */
+static mz_kstatus pass_kernel(calibration *c, char *to, const char *from, int64_t bytes) {
+    enum { WIDTH = 128, ROW = 2 * WIDTH };
+    const mz_pack p = {.type = MZ_BF16,
+                       .x = from,
+                       .hidden = WIDTH,
+                       .rows = bytes / ROW,
+                       .row_pair = c->counting,
+                       .k = 1,
+                       .out = to};
+    return mz_pack_rows(c->kernels, 0, &p);
+}
+
+/* The same as messages of an exchange bring them. */
+static mz_kstatus pass_messages(calibration *c, char *to, const char *from, int64_t bytes) {
+    enum { MESSAGE = 32 << 10 };
+    mz_kstatus status = MZ_K_OK;
+    for (int64_t at = 0; status == MZ_K_OK && at < bytes; at += MESSAGE)
+        status = mz_kernels_copy(c->kernels, 0, MZ_COPY_INSIDE, to + at, from + at,
+                                 (size_t)(bytes - at < MESSAGE ? bytes - at : MESSAGE));
+    return status;
+}
+
+/* What the call finds of its input where it has just been written, from rows that lie elsewhere. */
+static mz_kstatus make_input(calibration *c, const calibrate_call *call, char *in) {
+    enum { UNIT = 256 };
+    const int64_t begin = (call->made_at + UNIT - 1) / UNIT * UNIT;
+    const int64_t bytes = (call->made_at + call->made_bytes) / UNIT * UNIT - begin;
+    if (bytes <= 0 || bytes > CACHED_MOST || bytes > c->options.pool_bytes / 4)
+        return MZ_K_OK;
+    const char *from = next_input(c, bytes);
+    const mz_kstatus status =
+        (call->received ? pass_messages : pass_kernel)(c, in + begin, from, bytes);
+    return status == MZ_K_OK ? mz_kernels_sync(c->kernels, 0) : status;
+}
+
+/* Between two kernels of a phase the host is busy with lists and buffers while the workers of a
+ * host's pool fall asleep. */
+static void work_alone(void) {
+    static const double seconds = 20e-6;
+    const double start = mz_now();
+    while (mz_now() - start < seconds)
+        ;
+}
+
+/* The mean of some calls, each waited for as in a replay. */
+static mz_kstatus time_together(calibration *c, const calibrate_call *call, double *seconds) {
+    const int32_t n = together(c, call);
+    char *in[TOGETHER_MOST], *out[TOGETHER_MOST];
+    mz_kstatus status = MZ_K_OK;
+    for (int32_t i = 0; status == MZ_K_OK && i < n; i++) {
+        in[i] = next_input(c, call->in_bytes);
+        out[i] = next_result(c, call->out_bytes);
+        status = make_input(c, call, in[i]);
+    }
+    if (status == MZ_K_OK && call->bind)
+        status = call->bind(c, call->sizes, in[0], out[0]);
+    double sum = 0;
+    for (int32_t i = 0; status == MZ_K_OK && i < n; i++) {
+        if (call->each_rank)
+            work_alone();
+        const double start = mz_now();
+        status = call->run(c, call->sizes, in[i], out[i]);
+        if (status == MZ_K_OK)
+            status = mz_kernels_sync(c->kernels, 0);
+        sum += mz_now() - start;
+    }
+    *seconds = sum / n;
+    return status;
+}
+
 /* Calls of one sample, the first of all warms up. Small ones, which a stray interrupt hits hardest,
  * thrice; the number depends on sizes alone, as calls may be collective. */
-static mz_code time_calls(calibration *c, calibrate_run bind, calibrate_run run, const void *sizes,
-                          int64_t in_bytes, int64_t out_bytes, double *seconds, mz_err *err) {
+static mz_code time_calls(calibration *c, const calibrate_call *call, double *seconds,
+                          mz_err *err) {
     enum { SMALL = 1 << 20, CALLS = 3 };
-    const int calls = in_bytes + out_bytes <= SMALL ? CALLS : 1;
+    const int calls = call->in_bytes + call->out_bytes <= SMALL ? CALLS : 1;
     double times[CALLS];
-    for (int i = c->round == 0 ? -1 : 0; i < calls; i++) {
-        char *in = next_input(c, in_bytes), *out = next_result(c, out_bytes);
-        if (bind && bind(c, sizes, in, out) != MZ_K_OK)
+    for (int i = c->round == 0 ? -1 : 0; i < calls; i++)
+        if (time_together(c, call, i < 0 ? &times[0] : &times[i]) != MZ_K_OK)
             return calibrate_failed(c, "a sample", err);
-        const double start = mz_now();
-        if (run(c, sizes, in, out) != MZ_K_OK || mz_kernels_sync(c->kernels, 0) != MZ_K_OK)
-            return calibrate_failed(c, "a sample", err);
-        if (i >= 0)
-            times[i] = mz_now() - start;
-    }
     mz_sort(times, calls);
     *seconds = times[calls / 2];
     return MZ_OK;
 }
 
-mz_code calibrate_sample(calibration *c, calibrate_run bind, calibrate_run run, const void *sizes,
-                         int64_t in_bytes, int64_t out_bytes, double *seconds, mz_err *err) {
+mz_code calibrate_sample(calibration *c, const calibrate_call *call, double *seconds, mz_err *err) {
     const int32_t local = c->transport->end - c->transport->first;
     double own = 0, sum = 0;
-    if (in_bytes > c->options.pool_bytes || out_bytes > c->options.pool_bytes)
+    if (call->in_bytes > c->options.pool_bytes || call->out_bytes > c->options.pool_bytes)
         return mz_fail(err, MZ_EINTERNAL, "a sample larger than the pools");
     mz_code code = mz_transport_barrier(c->transport, err);
     if (code == MZ_OK && c->app->stop && *c->app->stop)
         return mz_fail(err, MZ_EABORTED, "interrupted");
     if (code == MZ_OK)
-        code = time_calls(c, bind, run, sizes, in_bytes, out_bytes, &own, err);
+        code = time_calls(c, call, &own, err);
     if (code != MZ_OK)
         return code;
     for (int32_t r = 0; r < local; r++)
@@ -105,15 +180,13 @@ mz_code calibrate_sample(calibration *c, calibrate_run bind, calibrate_run run, 
 }
 
 /* The probes stand among the samples, the one of arithmetic and the one of memory in turn. */
-mz_code calibrate_time(calibration *c, calibrate_run bind, calibrate_run run, const void *sizes,
-                       int64_t in_bytes, int64_t out_bytes, double *seconds, mz_err *err) {
+mz_code calibrate_time(calibration *c, const calibrate_call *call, double *seconds, mz_err *err) {
     enum { PROBE_EVERY = 16 };
     const int64_t turn = c->calls++ % PROBE_EVERY;
     mz_code code = turn == 0                 ? calibrate_probe_product(c, err)
                    : turn == PROBE_EVERY / 2 ? calibrate_probe_rows(c, err)
                                              : MZ_OK;
-    return code == MZ_OK ? calibrate_sample(c, bind, run, sizes, in_bytes, out_bytes, seconds, err)
-                         : code;
+    return code == MZ_OK ? calibrate_sample(c, call, seconds, err) : code;
 }
 
 static mz_fit *fit_of(calibration *c, int kind) {

@@ -5,7 +5,8 @@
  * shared machine is slow falls on single rounds of many samples and not on all of one: a sample is
  * the mean over rounds, the fastest and the slowest left out, of the mean over processes. The mean,
  * not the median: a step is made of many kernels and contains such episodes in their proportion.
- * Operands are taken from memory larger than the caches, a different part for every call; those of
+ * Operands are taken from memory larger than the caches, a different part for every call, but for
+ * what the kernel before would just have written; those of
  * up to 15 MiB from blocks of that size, as a replay has them, not from where long ones have huge
  * pages.
  *

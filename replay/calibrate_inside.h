@@ -64,14 +64,25 @@ enum { CALIBRATE_PAIRS = 1 << 18, CALIBRATE_EXPERTS = 512, CALIBRATE_TOP_K = 4 }
 /* One call of an operation; in and out lie in the pools. */
 typedef mz_kstatus (*calibrate_run)(calibration *c, const void *sizes, char *in, char *out);
 
-/* One sample of this round: mean over processes. in_bytes, out_bytes: what the call touches. bind:
- * prepares a call on these parts, outside the clock; NULL: nothing to prepare. */
-mz_code calibrate_time(calibration *c, calibrate_run bind, calibrate_run run, const void *sizes,
-                       int64_t in_bytes, int64_t out_bytes, double *seconds, mz_err *err);
+/* What is timed. Operands lie where nobody has been for long, but for what the kernel before has
+ * made of the input; results where nobody will be soon. */
+typedef struct calibrate_call {
+    calibrate_run bind; /* prepares a call on these parts, outside the clock; NULL: nothing to do */
+    calibrate_run run;
+    const void *sizes;
+    int64_t in_bytes, out_bytes; /* what a call touches */
+    int64_t made_at, made_bytes; /* of the input */
+    bool received;               /* made by the messages of an exchange, not by a kernel */
+    bool each_rank;              /* timed as a phase of a step has it: all inputs are made, then
+                                    comes a call for every rank of the process, the host
+                                    on its own for a moment before each; no bind */
+} calibrate_call;
+
+/* One sample of this round: mean over processes. */
+mz_code calibrate_time(calibration *c, const calibrate_call *call, double *seconds, mz_err *err);
 
 /* The same without probes in between. */
-mz_code calibrate_sample(calibration *c, calibrate_run bind, calibrate_run run, const void *sizes,
-                         int64_t in_bytes, int64_t out_bytes, double *seconds, mz_err *err);
+mz_code calibrate_sample(calibration *c, const calibrate_call *call, double *seconds, mz_err *err);
 
 /* Room for `most` samples of a kind, the first time. kind: of mz_work, or CALIBRATE_... */
 mz_code calibrate_begin(calibration *c, int kind, int32_t most, mz_err *err);

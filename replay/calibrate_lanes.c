@@ -34,7 +34,8 @@ static mz_kstatus run_copies(calibration *c, const void *sizes, char *in, char *
 
 mz_code calibrate_copies(calibration *c, mz_err *err) {
     static const int64_t lanes[] = {1, 16, 128, LANES_MOST, 0};
-    static const int64_t bytes[] = {1 << 12, 1 << 16, 1 << 19, 1 << 22, 1 << 24, 1 << 26, 0};
+    static const int64_t bytes[] = {1 << 12, 1 << 16, 1 << 19, 1 << 22,
+                                    1 << 23, 1 << 24, 1 << 26, 0};
     mz_lane *lane = NULL;
     mz_code code = calibrate_begin(c, MZ_WORK_COPY, SAMPLES_MOST, err);
     if (code == MZ_OK)
@@ -45,7 +46,9 @@ mz_code calibrate_copies(calibration *c, mz_err *err) {
             double seconds = 0;
             if (*b > c->options.pool_bytes)
                 continue;
-            code = calibrate_time(c, NULL, run_copies, &s, *b, *b, &seconds, err);
+            const calibrate_call call = {
+                .run = run_copies, .sizes = &s, .in_bytes = *b, .out_bytes = *b};
+            code = calibrate_time(c, &call, &seconds, err);
             if (code == MZ_OK)
                 calibrate_add(c, MZ_WORK_COPY, (double)*l, (double)*b,
                               mz_work_bytes(MZ_WORK_COPY, *l, *b, 0), seconds);
@@ -72,7 +75,9 @@ static mz_kstatus run_ring(calibration *c, const void *sizes, char *in, char *ou
 
 static mz_code sample_ring(calibration *c, const lane_sizes *s, mz_err *err) {
     double seconds = 0;
-    const mz_code code = calibrate_time(c, NULL, run_ring, s, s->bytes, s->bytes, &seconds, err);
+    const calibrate_call call = {
+        .run = run_ring, .sizes = s, .in_bytes = s->bytes, .out_bytes = s->bytes};
+    const mz_code code = calibrate_time(c, &call, &seconds, err);
     if (code != MZ_OK)
         return code;
     if (s->lanes == 1)
@@ -85,8 +90,9 @@ static mz_code sample_ring(calibration *c, const lane_sizes *s, mz_err *err) {
 
 mz_code calibrate_wire(calibration *c, mz_err *err) {
     static const int64_t lanes[] = {1, 4, 16, 64, 256, 0};
+    /* Up to what comes from short blocks: messages are read page by page of their sender. */
     static const int64_t bytes[] = {1 << 8,  1 << 12, 1 << 14, 1 << 16, 1 << 18,
-                                    1 << 20, 1 << 22, 1 << 24, 0};
+                                    1 << 20, 1 << 22, 1 << 23, 0};
     enum { LANES = 256, SHORTEST = 256 };
     mz_lane *lane = NULL;
     mz_code code = calibrate_begin(c, CALIBRATE_WIRE, SAMPLES_MOST, err);

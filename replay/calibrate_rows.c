@@ -6,18 +6,22 @@
 #include <stdlib.h>
 
 enum { VALUE = 2, SEGMENTS = 256 };
+/* As in a backward that leaves pairs out: one of so many rows is taken. */
+enum { SPREAD = 2 };
 
-/* tokens: where their number does not follow from that of the rows. */
+/* tokens: that the rows are of. */
 typedef struct row_sizes {
     int64_t rows, cols, tokens;
 } row_sizes;
 
-/* Bytes in the pools: per row and column, and per row. */
+/* Bytes in the pools: per row and column, and per row; of the input, how much at its end the kernel
+ * before has made. */
 typedef struct row_kind {
     mz_work work;
     calibrate_run run;
-    int64_t in_value, out_value, out_row;
+    int64_t in_value, made_value, out_value, out_row;
     const int64_t *cols; /* list, 0 at its end */
+    int64_t spread;      /* tokens of which one has a row; 0: each has CALIBRATE_TOP_K rows */
 } row_kind;
 
 static mz_kstatus run_group(calibration *c, const void *sizes, char *in, char *out) {
@@ -48,7 +52,7 @@ static mz_pack pack_of(calibration *c, const row_sizes *s, const char *in, char 
                      .hidden = s->cols,
                      .rows = s->rows,
                      .row_pair = c->shuffled,
-                     .k = CALIBRATE_PAIRS / (int32_t)s->rows * CALIBRATE_TOP_K,
+                     .k = CALIBRATE_PAIRS / (int32_t)s->tokens,
                      .out = out};
 }
 
@@ -60,6 +64,14 @@ static mz_kstatus run_pack(calibration *c, const void *sizes, char *in, char *ou
 static mz_kstatus run_pack_scaled(calibration *c, const void *sizes, char *in, char *out) {
     mz_pack p = pack_of(c, sizes, in, out);
     p.scale = c->weight;
+    return mz_pack_rows(c->kernels, 0, &p);
+}
+
+/* Some rows of a forward long past, in their order. */
+static mz_kstatus run_gather(calibration *c, const void *sizes, char *in, char *out) {
+    mz_pack p = pack_of(c, sizes, in, out);
+    p.row_pair = c->scratch;
+    p.k = 1;
     return mz_pack_rows(c->kernels, 0, &p);
 }
 
@@ -177,17 +189,20 @@ static const int64_t lengths[] = {4096, 65536, 1 << 19, 1 << 22, 1 << 24, 0};
 static const int64_t row_counts[] = {16, 128, 1024, 4096, 16384, 65536, 0};
 
 static const row_kind row_kinds[] = {
-    {MZ_WORK_GROUP_PAIRS, run_group, 0, 0, 8, experts},
-    {MZ_WORK_ARRANGE, run_arrange, 0, 0, 8, single},
-    {MZ_WORK_INVERT, run_invert, 0, 0, 8, single},
-    {MZ_WORK_PACK, run_pack, VALUE, VALUE, 0, packed_widths},
-    {MZ_WORK_PACK_SCALED, run_pack_scaled, VALUE, VALUE, 0, widths},
-    {MZ_WORK_COMBINE, run_combine, VALUE, VALUE, 0, widths},
-    {MZ_WORK_ROW_NORMS, run_norms, VALUE, 0, 4, widths},
-    {MZ_WORK_SCORE, run_score, 0, 0, 4, single},
-    {MZ_WORK_SELECT, run_select, 0, 0, 16, experts},
-    {MZ_WORK_SWIGLU_FORWARD, run_swiglu, 2 * VALUE, VALUE, 0, widths},
-    {MZ_WORK_SWIGLU_BACKWARD, run_swiglu_back, 3 * VALUE, 2 * VALUE, 4, widths},
+    {MZ_WORK_GROUP_PAIRS, run_group, 0, 0, 0, 8, experts, 0},
+    {MZ_WORK_ARRANGE, run_arrange, 0, 0, 0, 8, single, 0},
+    {MZ_WORK_INVERT, run_invert, 0, 0, 0, 8, single, 0},
+    {MZ_WORK_PACK, run_pack, VALUE, VALUE, VALUE, 0, widths, 0},
+    {MZ_WORK_PACK, run_pack, 2 * VALUE, 2 * VALUE, VALUE, 0, packed_widths, SPREAD},
+    {MZ_WORK_PACK_SCALED, run_pack_scaled, VALUE, VALUE, VALUE, 0, widths, 0},
+    {MZ_WORK_PACK_SCALED, run_pack_scaled, 2 * VALUE, 2 * VALUE, VALUE, 0, widths, SPREAD},
+    {MZ_WORK_GATHER, run_gather, 2 * VALUE, 0, VALUE, 0, widths, SPREAD},
+    {MZ_WORK_COMBINE, run_combine, VALUE, VALUE, VALUE, 0, widths, 0},
+    {MZ_WORK_ROW_NORMS, run_norms, VALUE, VALUE, 0, 4, widths, 0},
+    {MZ_WORK_SCORE, run_score, 0, 0, 0, 4, single, 0},
+    {MZ_WORK_SELECT, run_select, 0, 0, 0, 16, experts, 0},
+    {MZ_WORK_SWIGLU_FORWARD, run_swiglu, 2 * VALUE, 2 * VALUE, VALUE, 0, widths, 0},
+    {MZ_WORK_SWIGLU_BACKWARD, run_swiglu_back, 3 * VALUE, VALUE, 2 * VALUE, 4, widths, 0},
 };
 enum { ROW_KINDS = sizeof row_kinds / sizeof row_kinds[0], SAMPLES_MOST = 56, HEAD = 1 << 15 };
 
@@ -212,6 +227,17 @@ static mz_code set_segments(calibration *c, const row_sizes *s, mz_err *err) {
     return calibrate_scratch(c, mz_select_workspace(c->kernels, &a), err);
 }
 
+/* What an operation reads from the scratch. */
+static mz_code set_scratch(calibration *c, const void *data, size_t bytes, const char *what,
+                           mz_err *err) {
+    const mz_code code = calibrate_scratch(c, bytes, err);
+    if (code == MZ_OK &&
+        (mz_kernels_copy(c->kernels, 0, MZ_COPY_IN, c->scratch, data, bytes) != MZ_K_OK ||
+         mz_kernels_sync(c->kernels, 0) != MZ_K_OK))
+        return calibrate_failed(c, what, err);
+    return code;
+}
+
 /* As many equal segments, each to its own place. */
 static mz_code set_arrangement(calibration *c, int64_t rows, mz_err *err) {
     mz_segment segment[SEGMENTS];
@@ -220,11 +246,20 @@ static mz_code set_arrangement(calibration *c, int64_t rows, mz_err *err) {
         const int64_t at = rows * i / n;
         segment[i] = (mz_segment){at, at, rows * (i + 1) / n - at};
     }
-    mz_code code = calibrate_scratch(c, sizeof segment, err);
-    if (code == MZ_OK && (mz_kernels_copy(c->kernels, 0, MZ_COPY_IN, c->scratch, segment,
-                                          sizeof segment[0] * (size_t)n) != MZ_K_OK ||
-                          mz_kernels_sync(c->kernels, 0) != MZ_K_OK))
-        code = calibrate_failed(c, "arrangement", err);
+    return set_scratch(c, segment, sizeof segment[0] * (size_t)n, "arrangement", err);
+}
+
+/* One of SPREAD rows each, drawn by seed. */
+static mz_code set_gathered(calibration *c, int64_t rows, mz_err *err) {
+    const size_t bytes = sizeof(int64_t) * (size_t)rows;
+    int64_t *row = malloc(bytes);
+    if (!row)
+        return mz_fail_nomem(err, "calibration data");
+    mz_rng rng = mz_rng_make(1, 7);
+    for (int64_t i = 0; i < rows; i++)
+        row[i] = SPREAD * i + (int64_t)mz_rng_below(&rng, SPREAD);
+    const mz_code code = set_scratch(c, row, bytes, "rows to gather", err);
+    free(row);
     return code;
 }
 
@@ -233,6 +268,8 @@ static mz_code prepare_kind(calibration *c, const row_kind *kind, const row_size
         return set_segments(c, s, err);
     if (kind->work == MZ_WORK_ARRANGE)
         return set_arrangement(c, s->rows, err);
+    if (kind->work == MZ_WORK_GATHER)
+        return set_gathered(c, s->rows, err);
     if (kind->work != MZ_WORK_GROUP_PAIRS)
         return MZ_OK;
     const mz_grouping g = {.expert = c->expert, .pairs = s->rows, .experts = (int32_t)s->cols};
@@ -242,17 +279,26 @@ static mz_code prepare_kind(calibration *c, const row_kind *kind, const row_size
 }
 
 static mz_code sample_rows(calibration *c, const row_kind *kind, row_sizes s, mz_err *err) {
+    s.tokens = kind->spread > 0 ? s.rows * kind->spread : s.rows / CALIBRATE_TOP_K;
     const int64_t in = s.rows * s.cols * kind->in_value + HEAD;
     const int64_t out = s.rows * (s.cols * kind->out_value + kind->out_row) + HEAD;
     double seconds = 0;
     if (in > c->options.pool_bytes / 2 || out > c->options.pool_bytes / 2)
         return MZ_OK;
+    const calibrate_call call = {.run = kind->run,
+                                 .sizes = &s,
+                                 .in_bytes = in,
+                                 .out_bytes = out,
+                                 .made_at = s.rows * s.cols * (kind->in_value - kind->made_value),
+                                 .made_bytes = s.rows * s.cols * kind->made_value,
+                                 .received = kind->work == MZ_WORK_COMBINE,
+                                 .each_rank = true};
     mz_code code = prepare_kind(c, kind, &s, err);
     if (code == MZ_OK)
-        code = calibrate_time(c, NULL, kind->run, &s, in, out, &seconds, err);
+        code = calibrate_time(c, &call, &seconds, err);
     if (code == MZ_OK)
         calibrate_add(c, kind->work, (double)s.rows, (double)s.cols,
-                      mz_work_bytes(kind->work, s.rows, s.cols, s.rows / CALIBRATE_TOP_K), seconds);
+                      mz_work_bytes(kind->work, s.rows, s.cols, s.tokens), seconds);
     return code;
 }
 
@@ -268,11 +314,7 @@ static mz_code set_positions(calibration *c, const row_sizes *s, mz_err *err) {
     for (int64_t p = 0; p < pairs; p++) /* of those left, as many as rows are left */
         position[p] =
             mz_rng_below(&rng, (uint64_t)(pairs - p)) < (uint64_t)(s->rows - row) ? row++ : -1;
-    mz_code code = calibrate_scratch(c, bytes, err);
-    if (code == MZ_OK &&
-        (mz_kernels_copy(c->kernels, 0, MZ_COPY_IN, c->scratch, position, bytes) != MZ_K_OK ||
-         mz_kernels_sync(c->kernels, 0) != MZ_K_OK))
-        code = calibrate_failed(c, "sums of tokens", err);
+    const mz_code code = set_scratch(c, position, bytes, "sums of tokens", err);
     free(position);
     return code;
 }
@@ -283,9 +325,16 @@ static mz_code sample_combine_some(calibration *c, int64_t rows, int64_t cols, m
     double seconds = 0;
     if (bytes > c->options.pool_bytes / 2)
         return MZ_OK;
+    const calibrate_call call = {.run = run_combine_some,
+                                 .sizes = &s,
+                                 .in_bytes = bytes,
+                                 .out_bytes = bytes,
+                                 .made_bytes = bytes,
+                                 .received = true,
+                                 .each_rank = true};
     mz_code code = set_positions(c, &s, err);
     if (code == MZ_OK)
-        code = calibrate_time(c, NULL, run_combine_some, &s, bytes, bytes, &seconds, err);
+        code = calibrate_time(c, &call, &seconds, err);
     if (code == MZ_OK)
         calibrate_add(c, MZ_WORK_COMBINE, (double)rows, (double)cols,
                       mz_work_bytes(MZ_WORK_COMBINE, rows, cols, s.tokens), seconds);
@@ -311,13 +360,19 @@ static mz_code sample_lengths(calibration *c, const length_kind *kind, mz_err *e
     mz_code code = calibrate_begin(c, kind->work, SAMPLES_MOST, err);
     for (const int64_t *n = lengths; code == MZ_OK && *n; n++) {
         const row_sizes s = {1, *n, 0};
+        const calibrate_call call = {.run = kind->run,
+                                     .sizes = &s,
+                                     .in_bytes = kind->in * *n,
+                                     .out_bytes = kind->out * *n,
+                                     .made_bytes = kind->in * *n,
+                                     .received = true,
+                                     .each_rank = true};
         double seconds = 0;
         if ((kind->in + kind->out + kind->scratch) * *n > c->options.pool_bytes)
             break;
         code = calibrate_scratch(c, (size_t)(kind->scratch * *n), err);
         if (code == MZ_OK)
-            code = calibrate_time(c, NULL, kind->run, &s, kind->in * *n, kind->out * *n, &seconds,
-                                  err);
+            code = calibrate_time(c, &call, &seconds, err);
         if (code == MZ_OK)
             calibrate_add(c, kind->work, 1, (double)*n, mz_work_bytes(kind->work, 1, *n, 0),
                           seconds / kind->calls);

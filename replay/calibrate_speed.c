@@ -53,7 +53,8 @@ mz_code calibrate_probe_rows(calibration *c, mz_err *err) {
     double seconds = 0;
     if (c->options.pool_bytes / PART < PARTS_LEAST)
         return MZ_OK;
-    const mz_code code = calibrate_sample(c, NULL, run_rows, NULL, PART, PART, &seconds, err);
+    const calibrate_call call = {.run = run_rows, .in_bytes = PART, .out_bytes = PART};
+    const mz_code code = calibrate_sample(c, &call, &seconds, err);
     return code == MZ_OK ? keep(&c->packed, seconds, err) : code;
 }
 

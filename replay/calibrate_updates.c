@@ -54,8 +54,10 @@ static mz_code sample_update(calibration *c, const update_sizes *s, mz_err *err)
     if (weight_bytes(s) > c->options.pool_bytes || out > c->options.pool_bytes)
         return MZ_OK;
     mz_code code = calibrate_scratch(c, mz_update_scratch(c->kernels, &call), err);
+    const calibrate_call timed = {
+        .run = run_update, .sizes = s, .in_bytes = weight_bytes(s), .out_bytes = out};
     if (code == MZ_OK)
-        code = calibrate_time(c, NULL, run_update, s, weight_bytes(s), out, &seconds, err);
+        code = calibrate_time(c, &timed, &seconds, err);
     if (code == MZ_OK)
         calibrate_add(c, mz_work_update(s->optimizer->rule), (double)s->matrices,
                       (double)(s->rows * s->cols), traffic(s), seconds);

@@ -9,6 +9,7 @@ const char *mz_work_name(mz_work work) {
         [MZ_WORK_INVERT] = "invert",
         [MZ_WORK_PACK] = "pack",
         [MZ_WORK_PACK_SCALED] = "pack_scaled",
+        [MZ_WORK_GATHER] = "gather",
         [MZ_WORK_COMBINE] = "combine",
         [MZ_WORK_ROW_NORMS] = "row_norms",
         [MZ_WORK_SCORE] = "score",

@@ -8,8 +8,11 @@ typedef enum mz_work {                          /* what rows and cols are */
                        MZ_WORK_GROUP_PAIRS,     /* pairs, experts */
                        MZ_WORK_ARRANGE,         /* pair numbers, 1 */
                        MZ_WORK_INVERT,          /* pair numbers, 1 */
-                       MZ_WORK_PACK,            /* rows written, values of a row */
+                       MZ_WORK_PACK,            /* rows written, values of a row; more: tokens
+                                                   that they are of */
                        MZ_WORK_PACK_SCALED,     /* the same, times the pair's weight */
+                       MZ_WORK_GATHER,          /* rows of saved activations side by side, the
+                                                   same sizes */
                        MZ_WORK_COMBINE,         /* rows read, values of a row */
                        MZ_WORK_ROW_NORMS,       /* rows, values of a row */
                        MZ_WORK_SCORE,           /* pairs, 1 */

@@ -13,8 +13,11 @@ double mz_work_bytes(mz_work work, int64_t rows, int64_t cols, int64_t more) {
         return 16 * n;
     case MZ_WORK_INVERT: /* rows' pairs in, a row for every pair out */
         return 8 * n + 8 * (more > 0 ? (double)more : n);
-    case MZ_WORK_PACK:
+    case MZ_WORK_PACK: /* of several rows of a token the first one reads it */
     case MZ_WORK_PACK_SCALED:
+        return bf16_bytes *
+               (values + (double)(more > 0 && more < rows ? more : rows) * (double)cols);
+    case MZ_WORK_GATHER:
         return 2 * bf16_bytes * values;
     case MZ_WORK_COMBINE:
         return bf16_bytes * (values + (double)more * (double)cols);
@@ -47,6 +50,8 @@ double mz_cost_work(const mz_device *device, mz_work work, int64_t rows, int64_t
     if (rows <= 0 || cols <= 0 || bytes <= 0)
         return 0;
     const mz_fit *fit = device->measured ? &device->measured->fit[work] : NULL;
+    if (fit && fit->samples == 0 && work == MZ_WORK_GATHER) /* profiles of earlier versions */
+        fit = &device->measured->fit[MZ_WORK_PACK];
     if (!fit || fit->samples == 0)
         return mz_cost_memory(device, bytes);
     const double size[MZ_FIT_SIZES] = {(double)rows, (double)cols, bytes};

@@ -314,7 +314,7 @@ static void add_list(layers_burst *b, const step_rank_work *w, const layers_work
 static void add_pack(layers_burst *b, mz_work work, const step_at *at, int64_t rows) {
     const int64_t h = b->s->model->hidden;
     if (tokens_of(b->s, at, b->rank) > 0)
-        layers_add(b, work, rows, h, 0);
+        layers_add(b, work, rows, h, tokens_of(b->s, at, b->rank));
     else
         layers_add(b, MZ_WORK_ZERO, 1, VALUE_BYTES * rows * h, 0);
 }
@@ -455,7 +455,7 @@ static void gather_saved(layers_burst *b, const step_at *at) {
     const int64_t inter = b->s->model->expert_intermediate;
     const int64_t cols[] = {b->s->model->hidden, 2 * inter, inter};
     for (int i = 0; is_saved(b->s, at) && w->rows > 0 && i < 3; i++)
-        layers_add(b, MZ_WORK_PACK, w->back_rows, cols[i], 0);
+        layers_add(b, MZ_WORK_GATHER, w->back_rows, cols[i], 0);
     for (int i = 0; is_saved(b->s, at) && i < 3; i++)
         layers_add(b, MZ_WORK_COPY, l->again_groups, VALUE_BYTES * w->again_rows * cols[i], 0);
 }

@@ -1,5 +1,6 @@
 /* Calibration: fits recover what made the samples, and a small run on the host measures every kind
  * there is. */
+#include "kernels/backend.h"
 #include "replay/calibrate_inside.h"
 #include "sim/model/optimizer.h"
 #include "common/base/rng.h"
@@ -98,6 +99,124 @@ static void the_slower_process_lags(void **state) {
     free(c.lag.value);
 }
 
+/* ---- what a sample calls -----------------------------------------------------------------------
+ */
+
+/* A context whose table notes: c, p: an input is made by a copy, by a kernel; b, r: bound, run. */
+typedef struct noting {
+    mz_backend_ops ops; /* first: a context's table is this */
+    const mz_backend_ops *real;
+    char happened[256];
+    int64_t count, made_bytes;
+    char *part[64], *made_to;
+    int64_t parts;
+} noting;
+
+static noting noted;
+
+static void note(char what) {
+    assert_true(noted.count < (int64_t)sizeof noted.happened - 1);
+    noted.happened[noted.count++] = what;
+}
+
+static mz_kstatus noted_copy(mz_kernels *k, mz_kstream stream, mz_copy kind, void *to,
+                             const void *from, size_t bytes) {
+    assert_int_equal(kind, MZ_COPY_INSIDE);
+    note('c');
+    noted.made_to = noted.made_bytes == 0 ? to : noted.made_to;
+    noted.made_bytes += (int64_t)bytes;
+    return noted.real->copy(k, stream, kind, to, from, bytes);
+}
+
+static mz_kstatus noted_pack(mz_kernels *k, mz_kstream stream, const mz_pack *a) {
+    note('p');
+    noted.made_to = a->out;
+    noted.made_bytes += a->rows * a->hidden * 2;
+    return noted.real->pack_rows(k, stream, a);
+}
+
+static mz_kstatus noted_bind(calibration *c, const void *sizes, char *in, char *out) {
+    note('b');
+    return MZ_K_OK;
+}
+
+static mz_kstatus noted_run(calibration *c, const void *sizes, char *in, char *out) {
+    note('r');
+    noted.part[noted.parts++] = in;
+    return MZ_K_OK;
+}
+
+/* What happens in one round's sample of a process with three ranks. */
+static void sample(calibrate_call call, int32_t round, const char *wanted) {
+    enum { POOL = 4 << 20, LIST = 1 << 14 };
+    double mine[3], all[3], seconds = 0;
+    mz_err err;
+    mz_transport *transport = NULL;
+    mz_kernels *kernels = NULL;
+    mz_app app = {0};
+    const mz_transport_options to = {.name = "local", .ranks = 3, .timeout_s = 10};
+    const mz_kernels_options ko = {.backend = MZ_BACKEND_HOST, .threads = 1, .streams = 1};
+    assert_ok(mz_transport_open(&to, &transport, &err), &err);
+    assert_int_equal(mz_kernels_open(&ko, &kernels, NULL, 0), MZ_K_OK);
+    calibration c = {.kernels = kernels,
+                     .transport = transport,
+                     .options = {.rounds = 3, .pool_bytes = POOL},
+                     .app = &app,
+                     .round = round,
+                     .inputs = calloc(1, POOL),
+                     .results = calloc(1, POOL),
+                     .counting = calloc(LIST, sizeof(int64_t)),
+                     .mine = mine,
+                     .all = all};
+    assert_true(c.inputs && c.results && c.counting);
+    for (int64_t i = 0; i < LIST; i++)
+        c.counting[i] = i;
+    noted = (noting){.ops = *kernels->ops, .real = kernels->ops};
+    noted.ops.copy = noted_copy;
+    noted.ops.pack_rows = noted_pack;
+    kernels->ops = &noted.ops;
+    call.run = noted_run;
+    assert_ok(calibrate_sample(&c, &call, &seconds, &err), &err);
+    assert_string_equal(noted.happened, wanted);
+    kernels->ops = noted.real;
+    free(c.inputs);
+    free(c.results);
+    free(c.counting);
+    mz_kernels_close(&kernels);
+    mz_transport_close(&transport);
+}
+
+/* Rows that every rank of a process has: all inputs are made, then each call comes on its own part,
+ * small ones thrice, once more where nothing is warm yet. What is made are whole lines of 256 bytes
+ * of what was asked for. */
+static void samples_as_phases_run(void **state) {
+    const calibrate_call rows = {.in_bytes = 70000,
+                                 .out_bytes = 1000,
+                                 .made_at = 300,
+                                 .made_bytes = 69000,
+                                 .each_rank = true};
+    calibrate_call received = rows, alone = rows, long_one = rows, huge = rows;
+    sample(rows, 1, "ppprrrppprrrppprrr");
+    assert_int_equal(noted.made_bytes, 9 * (69300 / 256 * 256 - 512));
+    assert_true(noted.part[0] != noted.part[1] && noted.part[1] != noted.part[2]);
+    assert_true(noted.made_to == noted.part[8] + 512);
+    sample(rows, 0, "ppprrrppprrrppprrrppprrr");
+    /* Messages of 32 KiB. */
+    received.received = true;
+    sample(received, 1, "cccccccccrrrcccccccccrrrcccccccccrrr");
+    assert_int_equal(noted.made_bytes, 9 * (69300 / 256 * 256 - 512));
+    /* No rank's: call by call, bound when its input is made. */
+    alone.each_rank = false;
+    alone.bind = noted_bind;
+    sample(alone, 1, "pbrpbrpbr");
+    /* Once where it takes long; what is more than a quarter of the pool is left as it lies. */
+    long_one.in_bytes = 3 << 19;
+    sample(long_one, 1, "ppprrr");
+    huge.in_bytes = huge.made_bytes = 3 << 19;
+    huge.made_at = 0;
+    sample(huge, 1, "rrr");
+}
+
 /* Small pools: the large samples stay out, every kind is still there and of sane size. */
 static void a_small_run_measures_every_kind(void **state) {
     (void)state;
@@ -136,9 +255,12 @@ static void a_small_run_measures_every_kind(void **state) {
                 fail_msg("%s: %g s", mz_work_name((mz_work)w), fit->sample[i].seconds);
     }
     assert_true(has_sample(&measured.fit[MZ_WORK_PACK], 2, 8)); /* norms by pair */
-    /* Sums of tokens that have rows of all their pairs, and of one in four. */
-    const mz_fit *sums = &measured.fit[MZ_WORK_COMBINE];
-    assert_true(has_sample(sums, 128, 2 * 1.25 * 128) && has_sample(sums, 128, 2 * 2 * 128));
+    /* Tokens that have rows of all their pairs, and of one at most. */
+    static const mz_work both[] = {MZ_WORK_PACK, MZ_WORK_PACK_SCALED, MZ_WORK_COMBINE};
+    for (int i = 0; i < COUNT_OF(both); i++) {
+        const mz_fit *fit = &measured.fit[both[i]];
+        assert_true(has_sample(fit, 128, 2 * 1.25 * 128) && has_sample(fit, 128, 2 * 2 * 128));
+    }
     mz_kernels_close(&kernels);
     mz_transport_close(&transport);
     mz_arena_free(&arena);
@@ -146,11 +268,9 @@ static void a_small_run_measures_every_kind(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(fits_recover_terms),
-        cmocka_unit_test(terms_are_not_negative),
-        cmocka_unit_test(one_sample_is_a_rate),
-        cmocka_unit_test(the_slower_process_lags),
-        cmocka_unit_test(a_small_run_measures_every_kind),
+        cmocka_unit_test(fits_recover_terms),    cmocka_unit_test(terms_are_not_negative),
+        cmocka_unit_test(one_sample_is_a_rate),  cmocka_unit_test(the_slower_process_lags),
+        cmocka_unit_test(samples_as_phases_run), cmocka_unit_test(a_small_run_measures_every_kind),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -5,6 +5,7 @@
  * lists, positions of a sum, rows' norms). */
 #include "kernels/backend.h"
 #include "replay/inside.h"
+#include "replay/layer.h"
 #include "sim/cost/work.h"
 #include "tests/harness.h"
 #include "tests/replay/scene.h"
@@ -118,7 +119,12 @@ static mz_kstatus invert(mz_kernels *k, mz_kstream stream, const int64_t *row_pa
 }
 
 static mz_kstatus pack_rows(mz_kernels *k, mz_kstream stream, const mz_pack *a) {
-    ran(k, a->scale ? MZ_WORK_PACK_SCALED : MZ_WORK_PACK, a->rows, a->hidden, 0);
+    const bool saved = a->k == 1 && !a->token && of(k)->engine;
+    ran(k,
+        a->scale ? MZ_WORK_PACK_SCALED
+        : saved  ? MZ_WORK_GATHER
+                 : MZ_WORK_PACK,
+        a->rows, a->hidden, 0);
     return of(k)->real->pack_rows(k, stream, a);
 }
 
@@ -188,6 +194,9 @@ static mz_code done(void *self, int32_t rank, mz_phase phase, int32_t layer, mz_
             e.more = 0;
         } else if (e.work == MZ_WORK_COMBINE) {
             e.rows = 0;
+        } else if (phase == MZ_PHASE_PACK || phase == MZ_PHASE_BACKWARD_PACK) {
+            if (e.work == MZ_WORK_PACK || e.work == MZ_WORK_PACK_SCALED)
+                e.more = c->engine->rank[rank - c->engine->first].tokens;
         }
         if (phase != MZ_PHASE_OPTIMIZER || e.work != MZ_WORK_CONVERT)
             add(&c->all, e);

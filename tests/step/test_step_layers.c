@@ -64,8 +64,8 @@ static void one_device(void **state) {
             assert_close(of(&o, l, r, MZ_PHASE_ROUTER), memory(12 * p + 16 * E));
             /* one copy of E 8-byte counts */
             assert_close(of(&o, l, r, MZ_PHASE_COUNT_EXCHANGE), memory(2 * 8 * E));
-            /* order, places: 16 B each; rows in and out */
-            assert_close(of(&o, l, r, MZ_PHASE_PACK), memory((16 + 16 + 2 * ROW) * p));
+            /* order, places: 16 B each; rows out, of tokens in */
+            assert_close(of(&o, l, r, MZ_PHASE_PACK), memory((16 + 16 + ROW) * p + ROW * T));
             /* every row of the rank's experts is copied to it, its own too */
             assert_close(of(&o, l, r, MZ_PHASE_DISPATCH), memory(2 * ROW * n));
             assert_close(of(&o, l, r, MZ_PHASE_EXPERTS), 6 * n * H * I / 1e12 + memory(6 * n * I));
@@ -73,7 +73,7 @@ static void one_device(void **state) {
             assert_close(of(&o, l, r, MZ_PHASE_UNPACK), memory(ROW * (p + T)));
             /* grouped and ordered once more, scaled rows */
             assert_close(of(&o, l, r, MZ_PHASE_BACKWARD_PACK),
-                         memory((12 + 16 + 16 + 2 * ROW) * p + 16 * E));
+                         memory((12 + 16 + 16 + ROW) * p + ROW * T + 16 * E));
             assert_close(of(&o, l, r, MZ_PHASE_BACKWARD_DISPATCH), memory(2 * ROW * n));
             assert_close(of(&o, l, r, MZ_PHASE_BACKWARD_EXPERTS),
                          12 * n * H * I / 1e12 + memory(10 * n * I));
@@ -141,7 +141,7 @@ static void two_devices(void **state) {
     const double own = memory(2 * 8 * E), counts = 8 * E / 1e10 + 1e-6;
     assert_close(of(&o, 0, 0, MZ_PHASE_COUNT_EXCHANGE), own + counts);
     assert_close(of(&o, 0, 1, MZ_PHASE_COUNT_EXCHANGE), own + counts + group[0] - group[1]);
-    const double pack[2] = {memory((32 + 2 * ROW) * 24), memory((32 + 2 * ROW) * 16)};
+    const double pack[2] = {memory((32 + ROW) * 24 + ROW * 12), memory((32 + ROW) * 16 + ROW * 8)};
     const double copy[2] = {memory(2 * ROW * 16), memory(2 * ROW * 6)};
     const double ready =
         pack[0] + copy[0] > pack[1] + copy[1] ? pack[0] + copy[0] : pack[1] + copy[1];
@@ -183,8 +183,8 @@ static void two_uneven_devices(void **state) {
     assert_close(of(&uneven, 0, 0, MZ_PHASE_COUNT_EXCHANGE),
                  counted + slower_of(group[0], group[1]) - group[0]);
     /* So unequal that it is always the same one: no more than its own time. */
-    const double pack[2] = {memory((32 + 2 * ROW) * 24 + 2 * ROW * 16),
-                            memory((32 + 2 * ROW) * 16 + 2 * ROW * 6)};
+    const double pack[2] = {memory((32 + ROW) * 24 + ROW * 12 + 2 * ROW * 16),
+                            memory((32 + ROW) * 16 + ROW * 8 + 2 * ROW * 6)};
     assert_true(0.9 * pack[0] > 1.1 * pack[1]);
     assert_close(of(&uneven, 0, 0, MZ_PHASE_DISPATCH), dispatched);
     /* As equal as they are after the norms' sum the end comes a tenth of the update later. */
@@ -435,7 +435,7 @@ static void padded(void **state) {
         const double p = (double)sent[r], T = (double)tokens[r], n = 16;
         /* selection of what stays; 16 rows, padded ones zeros */
         assert_close(of(&o, 0, r, MZ_PHASE_PACK),
-                     memory(24 * p + 16 * n + 8 * (n + p) + 2 * ROW * n));
+                     memory(24 * p + 16 * n + 8 * (n + p) + ROW * (n + T)));
         assert_close(of(&o, 0, r, MZ_PHASE_DISPATCH), memory(2 * ROW * n));
         assert_close(of(&o, 0, r, MZ_PHASE_EXPERTS), 6 * n * H * I / 1e12 + memory(6 * n * I));
         assert_close(of(&o, 0, r, MZ_PHASE_COMBINE), memory(2 * ROW * n));
