@@ -204,8 +204,11 @@ static mz_code make_pass(info_pass *pass, int32_t ranks, int64_t calls, mz_err *
     pass->seen = mz_calloc((size_t)ranks, sizeof *pass->seen);
     pass->scratch = mz_calloc(experts, sizeof *pass->scratch);
     pass->tokens = mz_calloc((size_t)calls, sizeof *pass->tokens);
-    if (!pass->info->layer || !pass->total || !pass->load || !pass->seen || !pass->scratch ||
-        !pass->tokens)
+    if (!pass->total)
+        return mz_fail(err, MZ_ENOMEM,
+                       "out of memory: the loads of %zu layers of %zu experts take %zu bytes",
+                       layers, experts, layers * experts * sizeof *pass->total);
+    if (!pass->info->layer || !pass->load || !pass->seen || !pass->scratch || !pass->tokens)
         return mz_fail_nomem(err, "the statistics of a trace");
     return MZ_OK;
 }
