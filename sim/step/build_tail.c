@@ -14,6 +14,13 @@ static void among_all(mz_step *s, double sent, double rounds, mz_phase phase) {
         step_need_each(s, 0, s->ranks, s->joined);
 }
 
+static void among_groups(mz_step *s, double sent, double rounds, mz_phase phase) {
+    const step_join join = {STREAM_MOVE, phase, s->layers, true, NULL, NULL};
+    for (int32_t first = 0; first < s->ranks; first += s->ep)
+        if (step_ring(s, first, 1, s->ep, sent, rounds, join) > 0)
+            step_need_each(s, first, first + s->ep, s->joined);
+}
+
 static void among_copies(mz_step *s, double sent, double rounds, mz_phase phase) {
     const step_join join = {STREAM_MOVE, phase, s->layers, true, NULL, NULL};
     for (int32_t r = 0; r < s->ep; r++)
@@ -39,6 +46,7 @@ static void exchange_cut_matrices(mz_step *s) {
     if (!s->options.effects.other_work)
         return;
     among_all(s, z->exchange_all, ceil(log2((double)s->ranks)), MZ_PHASE_OPTIMIZER);
+    among_groups(s, z->exchange_group, ceil(log2((double)s->ep)), MZ_PHASE_OPTIMIZER);
     among_copies(s, z->exchange_copies, ceil(log2((double)s->groups)), MZ_PHASE_OPTIMIZER);
 }
 

@@ -135,8 +135,9 @@ typedef struct step_sizes {
     double update_flops;                   /* of its matrix products (Muon, GaLore) */
     /* the same for one replica of one layer, where replicas have optimizer state */
     double slot_update_bytes, slot_update_flops;
-    /* that the update receives of matrices cut between all ranks, and between copies of experts */
-    double exchange_all, exchange_copies;
+    /* that the update receives of matrices cut between all ranks, between those of a group, and
+     * between copies of experts */
+    double exchange_all, exchange_group, exchange_copies;
     int64_t shard_gradients; /* read once more for the gradient norm */
 } step_sizes;
 

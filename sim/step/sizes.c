@@ -59,6 +59,15 @@ step_tensor step_tensor_of(const mz_step *s, const mz_tensor *t) {
     return size;
 }
 
+/* Where the pieces of the tensor's matrices are: without ZeRO a policy's cut ends with the group.
+ */
+static double *exchange_of(mz_step *s, const mz_tensor *t) {
+    step_sizes *z = &s->sizes;
+    if (expert_of(t) && !cut_over_group(s, t))
+        return &z->exchange_copies;
+    return expert_of(t) && s->options.zero < 1 ? &z->exchange_group : &z->exchange_all;
+}
+
 static void add_tensors(mz_step *s) {
     step_sizes *z = &s->sizes;
     for (int64_t i = 0; i < s->model->tensors; i++) {
@@ -74,8 +83,7 @@ static void add_tensors(mz_step *s) {
         z->optimizer += size.optimizer;
         z->update_bytes += size.update_bytes;
         z->update_flops += size.update_flops;
-        *(expert_of(t) && !cut_over_group(s, t) ? &z->exchange_copies : &z->exchange_all) +=
-            size.update_exchange;
+        *exchange_of(s, t) += size.update_exchange;
         if (size.temporaries > z->temporaries)
             z->temporaries = size.temporaries;
     }

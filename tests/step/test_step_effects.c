@@ -214,6 +214,38 @@ static void test_cut_matrices(void **state) {
     tiny_free(&t);
 }
 
+/* The same without ZeRO, where a policy cuts every expert's state over its group of 4: nothing is
+ * cut between groups, so a rank needs three quarters of all four experts from its group, in a tree
+ * of 2 rounds, and nothing of dense matrices. */
+static void test_cut_inside_groups(void **state) {
+    tiny t;
+    make(&t, 8, "m");
+    const mz_optimizer *const usual = t.options.optimizer;
+    mz_optimizer muon;
+    mz_err err;
+    assert_ok(mz_optimizer_parse("muon", &muon, &err), &err);
+    t.options.ep = 4;
+    t.options.zero = 0;
+    t.traits.sharded_optimizer = true;
+    tiny_load(&t, even);
+    tiny_static_plan(&t);
+    t.options.effects.other_work = true;
+    double update[2] = {0}, phase[2];
+    for (int i = 0; i < 2; i++) {
+        const mz_optimizer *o = t.options.optimizer = i ? &muon : usual;
+        for (int64_t k = 0; k < t.model.tensors; k++) {
+            const bool expert = t.tensor[k].tier == MZ_TIER_EXPERT;
+            const mz_update_cost u =
+                mz_optimizer_update(o, &t.tensor[k], 1, expert ? 4 : 1, MZ_TEMPORARIES_FUSED);
+            update[i] += (expert ? TINY_EXPERTS : 1) * (u.traffic_bytes / memory + u.flops / 1e12);
+        }
+        phase[i] = tiny_run(&t, 1).phase_s[tiny_phase("optimizer")];
+    }
+    const double exchange = 2 * 0.75 * TINY_EXPERTS * 6144 / 1e10 + 2e-6;
+    assert_close(phase[1] - phase[0], update[1] - update[0] + exchange);
+    tiny_free(&t);
+}
+
 /* Full recomputation repeats dispatch and combine of every MoE layer, unless told not to. */
 static void test_recompute_exchange(void **state) {
     tiny t;
@@ -320,6 +352,7 @@ int main(void) {
         cmocka_unit_test(test_noise),
         cmocka_unit_test(test_other_work),
         cmocka_unit_test(test_cut_matrices),
+        cmocka_unit_test(test_cut_inside_groups),
         cmocka_unit_test(test_eager_attention),
         cmocka_unit_test(test_loss_in_pieces),
         cmocka_unit_test(test_recompute_exchange),
