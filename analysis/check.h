@@ -99,6 +99,7 @@ typedef struct check_result {
     const char *transport, *backend; /* of the measurement; "" not said */
     bool same;                       /* both files say the same */
     bool fixed;                      /* the prediction was there before the replay */
+    bool extrapolated;               /* it has sizes far from all that was calibrated */
     int policies;
     check_policy *policy;
     int pairs;
@@ -132,6 +133,9 @@ void check_judge(check_result *result);                   /* targets, verdict */
 double check_middle_mean(double *value, int64_t count);
 
 /* Output. */
+/* The line on sizes that were not calibrated, where there are some. */
+void check_extrapolated(const check_result *result, const char *before, const char *after,
+                        FILE *out);
 /* The line on the machine's speed, where it is known. */
 void check_speed(const check_result *result, const char *before, const char *after, FILE *out);
 void check_print(const check_result *result, FILE *out);

@@ -534,6 +534,42 @@ static void not_fixed_before(void **state) {
     mz_result_file_free(&q);
 }
 
+/* The simulator's mark of sizes that were not calibrated is told in every form; without it nothing
+ * is. */
+static void sizes_not_calibrated(void **state) {
+    for (int marked = 0; marked < 2; marked++) {
+        const made m = measurement_of(&plain);
+        mz_err err;
+        mz_result_file p = make(&plain), q = make(&m);
+        check_result r;
+        json_object_set_new(json_object_get(p.root, "cluster"), "measured",
+                            json_pack("{s:b}", "extrapolated", marked));
+        assert_ok(mz_result_digest(p.root, p.digest, &err), &err);
+        name(&q, p.digest);
+        assert_ok(check_files(&p, &q, &r, &err), &err);
+        assert_int_equal(r.extrapolated, marked);
+        char *page = NULL, *text = NULL;
+        size_t size;
+        FILE *out = open_memstream(&page, &size);
+        check_html(&r, "p.h5", "m.h5", out);
+        fclose(out);
+        out = open_memstream(&text, &size);
+        check_print(&r, out);
+        fclose(out);
+        json_t *json = check_json(&r);
+        const char *said = "the prediction is extrapolated: ";
+        assert_int_equal(strstr(text, said) != NULL, marked);
+        assert_int_equal(strstr(page, said) != NULL, marked);
+        assert_int_equal(json_is_true(json_object_get(json, "extrapolated")), marked);
+        json_decref(json);
+        free(page);
+        free(text);
+        check_free(&r);
+        mz_result_file_free(&p);
+        mz_result_file_free(&q);
+    }
+}
+
 static void refuse(mz_result_file *p, mz_result_file *q, const char *said) {
     mz_err err;
     check_result r;
@@ -726,6 +762,7 @@ int main(void) {
         cmocka_unit_test(few_records),
         cmocka_unit_test(not_fixed_before),
         cmocka_unit_test(other_files),
+        cmocka_unit_test(sizes_not_calibrated),
         cmocka_unit_test(runs_are_sides),
         cmocka_unit_test(traffic_off),
         cmocka_unit_test(slow_machine),

@@ -126,6 +126,57 @@ PY
     fails 2 "" "$mizan" check p.json m.json --html no/such/folder.html
 }
 
+# A step of another window, a model, a trace that are others; a phase that is missing or unknown; policies in another order
+# are the same files.
+@test "odd files: one line that says what is wrong" {
+    pair
+    edit() { # OUTPUT STATEMENT
+        "$python" -c '
+import json, sys
+r = json.load(open("m.json")); run = r["runs"][0]
+exec(sys.argv[2])
+json.dump(r, open(sys.argv[1], "w"))' "$@"
+    }
+    edit trace.json 'r["trace"]["digest"] = "sha256:0"'
+    fails 2 "trace.digest is" "$mizan" check p.json trace.json
+    edit model.json 'r["model"]["hidden"] = 128'
+    fails 2 "model.hidden is 64 in the prediction, 128 in the measurement" "$mizan" check p.json model.json
+    edit window.json 'r["settings"]["steps"] = 3'
+    fails 2 "settings.steps is 2 in the prediction, 3 in the measurement" "$mizan" check p.json window.json
+    edit phase.json 'del run["phases_s"]["dispatch"]'
+    fails 2 "phase.json" "$mizan" check p.json phase.json
+    edit strange.json 'run["phases_s"]["lunch"] = 1.0'
+    fails 2 "strange.json" "$mizan" check p.json strange.json
+    edit policy.json 'run["policy"] = "capacity"'
+    fails 2 "policy static is in the prediction alone" "$mizan" check p.json policy.json
+    edit detail.json 'run["detail"]["detail_s"] = run["detail"]["detail_s"][:1]'
+    fails 2 "detail.json" "$mizan" check p.json detail.json
+    edit nan.json 'run["detail"]["step_time_s"][0] = float("nan")'
+    fails 2 "nan.json" "$mizan" check p.json nan.json
+    edit negative.json 'run["detail"]["step_time_s"][0] = -1.0'
+    fails 2 "negative.json" "$mizan" check p.json negative.json
+    edit none.json 'r["runs"] = []'
+    fails 2 "none.json" "$mizan" check p.json none.json
+    edit wrong.json 'r["runs"] = 3'
+    fails 2 "wrong.json" "$mizan" check p.json wrong.json
+    # A prediction in place of a measurement, and the same measurement twice.
+    predict other.json --json --detail --seed 2
+    fails 2 "second file is a prediction" "$mizan" check p.json other.json
+    head -c 3000 m.json >cut.json
+    fails 2 "cut.json" "$mizan" check p.json cut.json
+    "$mizan" -q check m.json m.json >same.txt
+    grep -q '^pass: ' same.txt
+    predict p.h5.txt -o p.h5
+    for bytes in 0 100 2000 9000; do
+        head -c $bytes p.h5 >cut.h5
+        fails 2 "cut.h5" "$mizan" check cut.h5 m.json
+    done
+    edit order.json 'r["runs"].reverse()'
+    "$mizan" -q check p.json order.json --json >order.txt
+    "$mizan" -q check p.json m.json --json >plain.txt
+    cmp order.txt plain.txt
+}
+
 @test "every option and key of check is in its man page" {
     pair
     "$mizan" check p.json m.json --json >check.json
