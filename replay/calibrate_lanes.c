@@ -46,7 +46,9 @@ mz_code calibrate_copies(calibration *c, mz_err *err) {
             double seconds = 0;
             if (*b > c->options.pool_bytes)
                 continue;
-            code = calibrate_time(c, NULL, run_copies, &s, *b, *b, &seconds, err);
+            const calibrate_call call = {
+                .run = run_copies, .sizes = &s, .in_bytes = *b, .out_bytes = *b};
+            code = calibrate_time(c, &call, &seconds, err);
             if (code == MZ_OK)
                 calibrate_add(c, MZ_WORK_COPY, (double)*l, (double)*b,
                               mz_work_bytes(MZ_WORK_COPY, *l, *b, 0), seconds);
@@ -73,7 +75,9 @@ static mz_kstatus run_ring(calibration *c, const void *sizes, char *in, char *ou
 
 static mz_code sample_ring(calibration *c, const lane_sizes *s, mz_err *err) {
     double seconds = 0;
-    const mz_code code = calibrate_time(c, NULL, run_ring, s, s->bytes, s->bytes, &seconds, err);
+    const calibrate_call call = {
+        .run = run_ring, .sizes = s, .in_bytes = s->bytes, .out_bytes = s->bytes};
+    const mz_code code = calibrate_time(c, &call, &seconds, err);
     if (code != MZ_OK)
         return code;
     if (s->lanes == 1)
