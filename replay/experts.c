@@ -595,7 +595,7 @@ static mz_code take_replicas(mz_experts *x, int32_t layer, bool gradients, mz_er
         return MZ_OK;
     const int64_t bytes = x->all * (gradients ? x->replica_bytes : x->value_bytes);
     mz_code code = MZ_OK;
-    for (int32_t r = x->e->first; r < x->e->end; r++) {
+    for (int32_t r = x->e->first; code == MZ_OK && r < x->e->end; r++) {
         experts_layer *l = experts_layer_of(x, layer, r);
         const int32_t n = x->replicas[r];
         mz_buffer **list = gradients ? &l->replica_gradient : &l->replica;

@@ -150,8 +150,7 @@ static mz_code create_policy(mz_replay *r, replay_policy *p, const char *text, m
     if (code != MZ_OK)
         return mz_err_prefix(err, "policy %s", text);
     const mz_fault *f = &r->options.fault;
-    if (code == MZ_OK && f->kind == MZ_FAULT_MEMORY && p == r->policy &&
-        mz_transport_holds(r->transport, f->rank))
+    if (f->kind == MZ_FAULT_MEMORY && p == r->policy && mz_transport_holds(r->transport, f->rank))
         mz_heap_fail_at(p->heap, f->step);
     return code;
 }
@@ -556,6 +555,22 @@ static mz_code choose_order(mz_replay *r, mz_err *err) {
     return code;
 }
 
+/* What is held throughout must be there before the work: the system gives out more than it has and
+ * then ends a process without a word. */
+static mz_code must_fit(const mz_replay *r, mz_err *err) {
+    const int together = r->side_by_side ? r->policies : 1;
+    const double need = resident_bytes(r) * together * mz_transport_sharing(r->transport);
+    size_t available = 0; /* where that cannot be told, too */
+    mz_kernels_memory(r->kernels, NULL, &available);
+    if (available == 0 || need <= (double)available)
+        return MZ_OK;
+    return mz_fail(err, MZ_EINPUT,
+                   "weights, gradients and optimizer state of the experts take %.1f GiB here, %.1f "
+                   "GiB are free: give smaller --hidden and --inter or fewer --layers%s",
+                   need / 1073741824.0, (double)available / 1073741824.0,
+                   together > 1 ? ", or --order policies" : "");
+}
+
 /* Policies that are done leave their memory to those that follow. */
 static void release(mz_replay *r, int from, int to) {
     for (int i = from; i < to; i++)
@@ -580,6 +595,8 @@ mz_code mz_replay_run(mz_replay *r, const mz_replay_window *window, mz_app *app,
     r->stop = app->stop;
     warn_of_limits(r, app);
     mz_code code = choose_order(r, err);
+    if (code == MZ_OK)
+        code = must_fit(r, err);
     const int batch = r->side_by_side ? r->policies : 1;
     const int64_t passes = window->steps * r->options.repeat + r->options.warmup;
     mz_progress progress = mz_progress_start(&app->log, "replaying", "steps", passes * r->policies);

@@ -200,6 +200,8 @@ warmup_of() { # OPTION...: as the result has it
         "$root/sim/model/configs/olmoe-1b-7b.json" >config.json
     fails 2 "choose optimizer=replicated" "$mizan" replay -q --trace empty.h5 --model config.json --hidden 16 --inter 16 --policy 'eplb[lag=0]'
     rm empty.h5 config.json
+    # more than any machine has, said before any of it is asked for
+    fails 2 "GiB are free: give smaller --hidden" "${replay[@]}" --hidden 262144 --inter 262144 --layers 2 --steps 1
     fails 2 "--policy" "${replay[@]}" "${small[@]}" --policy 'static,'
     MIZAN_REPLAY_FAULT=kill:nowhere:0:0 fails 2 "not kill, hang or corrupt" "${replay[@]}" "${small[@]}"
     only_files
