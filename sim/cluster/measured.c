@@ -86,9 +86,12 @@ bool mz_measured_reaches(const mz_measured *m, mz_work product, int64_t n, int64
  * -----------------------------------------------------------------------------------------------
  */
 
-/* A list of numbers >= 0. *value: [count]; where count is -1 the list says it. */
-static mz_code read_numbers(mz_json *view, const char *key, mz_arena *arena, int64_t *count,
-                            double **value, mz_err *err) {
+/* What a number in a profile may be: no machine has more, and sums stay finite. */
+static const double SIZE_MOST = 1e15, SECONDS_LEAST = 1e-30, SECONDS_MOST = 1e6;
+
+/* A list of numbers from `least` on. *value: [count]; where count is -1 the list says it. */
+static mz_code read_numbers(mz_json *view, const char *key, double least, double most,
+                            mz_arena *arena, int64_t *count, double **value, mz_err *err) {
     json_t *list = NULL, *item;
     size_t i;
     mz_code code = mz_json_get(view, key, JSON_ARRAY, &list, err);
@@ -102,13 +105,23 @@ static mz_code read_numbers(mz_json *view, const char *key, mz_arena *arena, int
     if (!*value)
         return mz_fail_nomem(err, "a profile's measurements");
     json_array_foreach(list, i, item) {
-        if (!json_is_number(item) || !(json_number_value(item) >= 0) ||
-            isinf(json_number_value(item)))
-            return mz_fail(err, MZ_EINPUT, "%s: '%s' number %zu must be a number from 0 on",
-                           view->where, key, i);
+        if (!json_is_number(item) || !(json_number_value(item) >= least) ||
+            !(json_number_value(item) <= most))
+            return mz_fail(err, MZ_EINPUT, "%s: '%s' number %zu must be a number from %g to %g",
+                           view->where, key, i, least, most);
         (*value)[i] = json_number_value(item);
     }
     return MZ_OK;
+}
+
+/* 0 where it is not there. */
+static mz_code read_quantity_or(mz_json *view, const char *key, mz_unit unit, double most,
+                                double *value, mz_err *err) {
+    const mz_code code = mz_json_quantity_or(view, key, unit, 0, value, err);
+    if (code == MZ_OK && !(*value <= most))
+        return mz_fail(err, MZ_EINPUT, "%s: '%s' is %g, must be at most %g", view->where, key,
+                       *value, most);
+    return code;
 }
 
 static const char *const size_keys[2][MZ_FIT_SIZES] = {{"rows", "cols", "bytes"}, {"m", "n", "k"}};
@@ -118,11 +131,13 @@ static mz_code read_samples(mz_json *view, mz_work work, mz_arena *arena, mz_fit
     const bool product = is_product(work);
     double feature[MZ_FIT_TERMS], *term, *size[MZ_FIT_SIZES], *seconds;
     int64_t terms = mz_fit_features(work, (const double[MZ_FIT_SIZES]){0}, feature), count = -1;
-    mz_code code = read_numbers(view, "terms", arena, &terms, &term, err);
+    mz_code code = read_numbers(view, "terms", 0, SECONDS_MOST, arena, &terms, &term, err);
     for (int k = 0; code == MZ_OK && k < MZ_FIT_SIZES; k++)
-        code = read_numbers(view, size_keys[product][k], arena, &count, &size[k], err);
+        code =
+            read_numbers(view, size_keys[product][k], 0, SIZE_MOST, arena, &count, &size[k], err);
     if (code == MZ_OK)
-        code = read_numbers(view, "seconds", arena, &count, &seconds, err);
+        code = read_numbers(view, "seconds", SECONDS_LEAST, SECONDS_MOST, arena, &count, &seconds,
+                            err);
     if (code != MZ_OK)
         return code;
     if (count < 1)
@@ -145,10 +160,12 @@ static mz_code read_fit(json_t *value, const char *where, mz_work work, mz_arena
                         mz_measured *m, mz_err *err) {
     mz_json view;
     int64_t tile[3] = {0};
+    double residual;
     mz_code code = mz_json_object(value, where, &view, err);
     if (code == MZ_OK)
         code = read_samples(&view, work, arena, &m->fit[work], err);
-    mz_json_has(&view, "residual");
+    if (code == MZ_OK) /* for readers */
+        code = read_quantity_or(&view, "residual", MZ_UNIT_NONE, SIZE_MOST, &residual, err);
     if (code == MZ_OK && is_product(work)) {
         static const char *const keys[3] = {"tile_rows", "tile_n", "tile_k"};
         for (int i = 0; code == MZ_OK && i < 3; i++)
@@ -204,8 +221,10 @@ static mz_code read_rescaled(mz_json *view, mz_rescaled *rescaled, mz_err *err) 
         code = mz_json_quantity(&of, "products", MZ_UNIT_NONE, &rescaled->product, err);
     if (code == MZ_OK)
         code = mz_json_quantity(&of, "memory", MZ_UNIT_NONE, &rescaled->rows, err);
-    if (code == MZ_OK && !(rescaled->product > 0 && rescaled->rows > 0))
-        return mz_fail(err, MZ_EINPUT, "%s: factors must be above 0", where);
+    if (code == MZ_OK && !(rescaled->product > 0 && rescaled->rows > 0 &&
+                           fmax(rescaled->product, rescaled->rows) <= SIZE_MOST))
+        return mz_fail(err, MZ_EINPUT, "%s: factors must be above 0 and at most %g", where,
+                       SIZE_MOST);
     return code == MZ_OK ? mz_json_no_more(&of, err) : code;
 }
 
@@ -228,20 +247,24 @@ mz_code mz_measured_read(json_t *object, const char *where, mz_arena *arena, mz_
     if (code == MZ_OK)
         code = mz_json_int(&view, "workers", 1, INT32_MAX, &workers, err);
     if (code == MZ_OK)
-        code = mz_json_quantity(&view, "call", MZ_UNIT_SECONDS, &m->call_s, err);
+        code = mz_json_has(&view, "call")
+                   ? read_quantity_or(&view, "call", MZ_UNIT_SECONDS, SECONDS_MOST, &m->call_s, err)
+                   : mz_json_quantity(&view, "call", MZ_UNIT_SECONDS, &m->call_s, err);
     if (code == MZ_OK)
         code = mz_json_quantity_or(&view, "alone", MZ_UNIT_NONE, 1, &m->alone, err);
     if (code == MZ_OK && !(m->alone > 0 && m->alone <= 1))
         return mz_fail(err, MZ_EINPUT, "%s: 'alone' is %g, must be above 0 and at most 1", where,
                        m->alone);
     if (code == MZ_OK)
-        code = mz_json_quantity_or(&view, "probe", MZ_UNIT_SECONDS, 0, &m->probe_s, err);
+        code = read_quantity_or(&view, "probe", MZ_UNIT_SECONDS, SECONDS_MOST, &m->probe_s, err);
     if (code == MZ_OK)
-        code = mz_json_quantity_or(&view, "probe_mean", MZ_UNIT_SECONDS, 0, &m->probe_mean_s, err);
+        code = read_quantity_or(&view, "probe_mean", MZ_UNIT_SECONDS, SECONDS_MOST,
+                                &m->probe_mean_s, err);
     if (code == MZ_OK)
-        code = mz_json_quantity_or(&view, "rows_mean", MZ_UNIT_SECONDS, 0, &m->rows_mean_s, err);
+        code = read_quantity_or(&view, "rows_mean", MZ_UNIT_SECONDS, SECONDS_MOST, &m->rows_mean_s,
+                                err);
     if (code == MZ_OK)
-        code = mz_json_quantity_or(&view, "uneven", MZ_UNIT_NONE, 0, &m->uneven, err);
+        code = read_quantity_or(&view, "uneven", MZ_UNIT_NONE, SECONDS_MOST, &m->uneven, err);
     if (code == MZ_OK)
         code = read_rescaled(&view, &m->rescaled, err);
     if (code == MZ_OK)

@@ -154,6 +154,9 @@ static mz_code read_planner(mz_json *entry, mz_planner_cost *cost, json_t *resol
         code = mz_json_quantity(entry, "fixed", MZ_UNIT_SECONDS, &cost->fixed_s, err);
     if (code == MZ_OK)
         code = mz_json_quantity(entry, "per_cell", MZ_UNIT_SECONDS, &cost->per_cell_s, err);
+    if (code == MZ_OK && !(fmax(cost->fixed_s, cost->per_cell_s) <= 1e6))
+        return mz_fail(err, MZ_EINPUT, "%s: %g s are no planning time: at most 1e6", entry->where,
+                       fmax(cost->fixed_s, cost->per_cell_s));
     if (code)
         return code;
     json_t *out = json_pack("{s:f,s:f}", "fixed", cost->fixed_s, "per_cell", cost->per_cell_s);

@@ -350,6 +350,9 @@ static void bridge_of_three(json_t *root) {
 static void bad_planner(json_t *root) {
     json_object_del(field(root, "planner", "symi"), "fixed");
 }
+static void endless_planner(json_t *root) {
+    json_object_set_new(field(root, "planner", "symi"), "fixed", json_real(1e300));
+}
 static void extra_key(json_t *root) {
     json_object_set_new(root, "planers", json_object());
 }
@@ -368,6 +371,7 @@ static void bad_profiles(void **state) {
     refused(quick_bridge, "scale_out.latency", "node.latency");
     refused(bridge_of_three, "gpus_per_bridge", "divide");
     refused(bad_planner, "planner.symi", "fixed");
+    refused(endless_planner, "planner.symi", "1e+300 s");
     refused(extra_key, "planers", "planner");
 }
 

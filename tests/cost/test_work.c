@@ -189,7 +189,22 @@ static void bad_measurements_are_refused(void **state) {
         {"{\"product_wgrad\": {\"terms\": [1, 2, 3, 4], \"m\": [1], \"n\": [1], \"k\": [1], "
          "\"seconds\": [1], \"tile_rows\": 0, \"tile_n\": -1, \"tile_k\": 0}}",
          "tile_n"},
+        {"{\"pack\": {\"terms\": [1, 2, 3], \"rows\": [1], \"cols\": [1], \"bytes\": [1], "
+         "\"seconds\": [0]}}",
+         "'seconds' number 0"},
+        {"{\"pack\": {\"terms\": [1, 2, 3], \"rows\": [1e300], \"cols\": [1], \"bytes\": [1], "
+         "\"seconds\": [1]}}",
+         "'rows' number 0"},
+        {"{\"pack\": {\"terms\": [1, 2, 3], \"rows\": [1], \"cols\": [1], \"bytes\": [1], "
+         "\"seconds\": [1], \"residual\": -1}}",
+         "'residual' is -1"},
+        {"{\"pack\": {\"terms\": [1, 2, 3], \"rows\": [1], \"cols\": [1], \"bytes\": [1], "
+         "\"seconds\": [1], \"residual\": \"small\"}}",
+         "'residual'"},
         {"{}, \"alone\": 1.5", "'alone' is 1.5"},
+        {"{}, \"uneven\": 1e300", "'uneven' is 1e+300"},
+        {"{}, \"rows_mean\": 1e7", "'rows_mean' is 1e+07"},
+        {"{}, \"rescaled\": {\"at\": \"x\", \"products\": 1e300, \"memory\": 1}", "factors"},
     };
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         char text[700];
