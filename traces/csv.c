@@ -34,6 +34,18 @@ static int split(char *line, char **field) {
     }
 }
 
+/* Which of two columns of one name is meant nobody knows; those without a name are never meant. */
+static mz_code names_differ(const char *path, mz_csv *csv, mz_err *err) {
+    for (int i = 0; i < csv->columns; i++) {
+        if (csv->name[i][0] == '\0' || mz_csv_column(csv, csv->name[i]) == i)
+            continue;
+        mz_fail(err, MZ_EINPUT, "%s: line 1: two columns named %.60s", path, csv->name[i]);
+        mz_csv_close(csv);
+        return MZ_EINPUT;
+    }
+    return MZ_OK;
+}
+
 mz_code mz_csv_open(const char *path, mz_csv *csv, mz_err *err) {
     *csv = (mz_csv){0};
     char *line = NULL, *field[MZ_CSV_COLUMNS];
@@ -60,7 +72,7 @@ mz_code mz_csv_open(const char *path, mz_csv *csv, mz_err *err) {
     }
     for (int i = 0; i < csv->columns; i++)
         csv->name[i] = field[i];
-    return MZ_OK;
+    return names_differ(path, csv, err);
 }
 
 int mz_csv_column(const mz_csv *csv, const char *name) {

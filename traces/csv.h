@@ -19,6 +19,7 @@ typedef struct mz_csv {
     char *field[MZ_CSV_COLUMNS]; /* of the current row, valid until the next one */
 } mz_csv;
 
+/* MZ_EINPUT: no header row, or a name in it twice. */
 mz_code mz_csv_open(const char *path, mz_csv *csv, mz_err *err);
 int mz_csv_column(const mz_csv *csv, const char *name); /* -1: there is none */
 /* The same; a missing column is MZ_EINPUT. */

@@ -125,3 +125,21 @@ np.save("w.npy", w)'
     fails 2 "given twice" "$mizan" trace import -q prints.json prints.json --experts 8 -o u.h5
     [ ! -e u.h5 ]
 }
+
+@test "what is concluded from a file is said and kept" {
+    "$python" -c 'import json
+json.dump(dict(router_data=[{"token_0": {f"layer_{l}": dict(selected_experts=[1, 0], selected_probs=[.5, .5]) for l in range(24)}}]),
+          open("prints.json", "w"))'
+    "$mizan" trace import prints.json -o t.h5 2>said
+    grep -q "^taken for gpt-oss-20b with 32 experts, by its 24 layers (--experts says otherwise)$" said
+    [[ $(run_of import_notes) == *"model=gpt-oss-20b, by its 24 layers"* ]]
+    "$mizan" trace import prints.json --experts 32 -o t.h5 2>said
+    run grep "taken for" said
+    [ "$status" -eq 1 ]
+    printf '%s\n' rank,method,model_name,layer,iter,token_num 0,a,x-e4k2,0,0,2 1,a,x-e4k2,0,0,6 >loads.csv
+    "$mizan" trace import loads.csv -o t.h5 2>said
+    grep -q "within blocks of 2 ranks; top-k by the model's name (--top-k says otherwise)$" said
+    [[ $(run_of import_notes) == *"top-k=2 by the model's name; sources=dealt evenly within blocks of 2 ranks" ]]
+    "$mizan" trace import loads.csv --top-k 2 -o t.h5 2>said
+    grep -q "within blocks of 2 ranks$" said
+}

@@ -444,7 +444,25 @@ def bare(**members):
 
 
 FLAT = text64(IDS.astype("<i4").tobytes())
+def overlapping_arrays():
+    """Two keys of a safetensors header that name the same bytes."""
+    table.trt_stat()
+    raw("rank0_raw.safetensors", lambda d: d.replace(b"[24, 48]", b"[0, 24] "))()
+
+
+def overlapping_tensors():
+    """The second tensor of a GGUF header at the place of the first: the offset is the last member before the third name."""
+    name = b"blk.1.ffn_down_exps.weight.counts"
+    raw("m.gguf", lambda d: d[:d.index(name) - 16] + bytes(8) + d[d.index(name) - 8:])()
+
+
 VALUES += [
+    ("counts-csv", "a column twice", swap("table.csv", "step,layer,expert,count", "count,layer,expert,count"),
+     ("table.csv: line 1: two columns named count",), None),
+    ("npy-ids", "more ids of a token than memory holds", header_alone("ids.npy", "<i4", (70000, 65536, 4096)),
+     ("65536 layers and top-4096 are not plausible",), None),
+    ("trt-stat", "arrays that share bytes", overlapping_arrays, ("the arrays", "overlap: the header is damaged"), None),
+    ("imatrix", "tensors that share bytes", overlapping_tensors, ("overlaps a tensor before it",), None),
     ("routed-json", "the same rows in two places", answer(meta_info=dict(routed_experts=FLAT), sgl_ext=dict(routed_experts=FLAT)),
      ("answer 1: routed experts stand in it twice",), None, "--layers", "2", "--top-k", "2"),
     ("routed-json", "no data in int8", lambda: choice(text64(masked(np.int8)))(), None, holds(calls__tokens=[2, 2])),

@@ -165,6 +165,10 @@ static mz_code take_shape(json_import *in, const char *path, json_t *entry,
         strcpy(facts->name, model->name);
     if (model)
         mz_import_note(facts, "model=%s, by its %d layers", model->name, model->layers);
+    if (model && options->experts <= 0)
+        snprintf(in->report->note, sizeof in->report->note,
+                 "taken for %s with %d experts, by its %d layers (--experts says otherwise)",
+                 model->name, model->experts, model->layers);
     if (model && facts->hidden == 0)
         facts->hidden = model->hidden;
     if (model && facts->intermediate == 0)

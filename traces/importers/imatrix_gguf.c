@@ -142,8 +142,8 @@ static mz_code take_key(gguf_import *in, mz_err *err) {
     return MZ_OK;
 }
 
-/* The file must hold every tensor, not those alone that are read. Of other types (an imatrix has
- * none) a byte is all that is known to be there. */
+/* The file must hold every tensor, one behind another, not those alone that are read. Of other
+ * types (an imatrix has none) a byte is all that is known to be there. */
 static mz_code note_end(gguf_import *in, const char *name, const uint64_t *extent, uint32_t type,
                         uint64_t offset, mz_err *err) {
     uint64_t bytes = type == F32 ? 4 : 1, size = (uint64_t)mz_datafile_size(in->file);
@@ -154,10 +154,13 @@ static mz_code note_end(gguf_import *in, const char *name, const uint64_t *exten
                            mz_datafile_path(in->file), name);
         bytes *= type == F32 ? extent[d] : 1;
     }
+    if (offset < in->end)
+        return mz_fail(err, MZ_EINPUT, "%s: %s overlaps a tensor before it: the file is damaged",
+                       mz_datafile_path(in->file), name);
     if (offset > size - bytes)
         return mz_fail(err, MZ_EINPUT, "%s: %s reaches beyond the end of the file: it is truncated",
                        mz_datafile_path(in->file), name);
-    in->end = offset + bytes > in->end ? offset + bytes : in->end;
+    in->end = offset + bytes;
     return MZ_OK;
 }
 

@@ -195,6 +195,8 @@ static mz_code take_facts(laer_log *log, const char *path, const mz_import_optio
         return mz_fail(err, MZ_EINPUT,
                        "%s: --experts %lld, but this log gives one group of experts per rank: %lld",
                        path, (long long)options->experts, (long long)log->ranks);
+    if (options->top_k <= 0)
+        mz_import_note(facts, "top-k=%lld by the model's name", (long long)top_k);
     if (!options->name)
         strcpy(facts->name, run->model);
     if (!options->source)
@@ -240,6 +242,8 @@ static mz_code read_log(laer_log *log, const char *path, const mz_import_options
     for (log->block = 1; log->block < log->ranks; log->block++)
         if (log->ranks % log->block == 0 && closed_blocks(log, log->block))
             break;
+    mz_import_note(&log->facts, "sources=dealt evenly within blocks of %lld ranks",
+                   (long long)log->block);
     return MZ_OK;
 }
 
@@ -311,8 +315,9 @@ static mz_code import_files(mz_app *app, char **files, int count, const mz_impor
         mz_trace_writer_abandon(&writer);
     if (!code)
         snprintf(report->note, sizeof report->note,
-                 "sources are not recorded: pairs are dealt evenly within blocks of %lld ranks",
-                 (long long)log->block);
+                 "sources are not recorded: pairs are dealt evenly within blocks of %lld ranks%s",
+                 (long long)log->block,
+                 options->top_k > 0 ? "" : "; top-k by the model's name (--top-k says otherwise)");
     mz_csv_close(&log->csv);
     free(log->row);
     free(log->load);

@@ -21,8 +21,8 @@ enum {
     LOOK_WEIGHTS = 1024    /* rows looked at to tell whether weights sum to 1 */
 };
 
-/* More than any model has. */
-enum { PLAUSIBLE_LAYERS = 256 };
+/* More than any model has: layers, and ids of one token. */
+enum { PLAUSIBLE_LAYERS = 256, PLAUSIBLE_IDS = 1 << 22 };
 
 typedef struct ids_import {
     mz_app *app;
@@ -86,7 +86,8 @@ static mz_code open_ids(ids_import *in, const char *path, const mz_import_option
         return mz_fail(err, MZ_EINPUT, "%s: the array is empty", path);
     /* Axes in another order would make a trace of thousands of layers, each of a few tokens. */
     const bool turned = shape->extent[1] > PLAUSIBLE_LAYERS && shape->extent[1] > shape->extent[0];
-    if (turned || shape->extent[1] > MZ_LAYERS_MAX || shape->extent[2] > MZ_MAX_TOP_K)
+    if (turned || shape->extent[1] > MZ_LAYERS_MAX || shape->extent[2] > MZ_MAX_TOP_K ||
+        shape->extent[1] * shape->extent[2] > PLAUSIBLE_IDS)
         return mz_fail(err, MZ_EINPUT,
                        "%s: %lld layers and top-%lld are not plausible; the axes must be tokens, "
                        "layers, top_k",

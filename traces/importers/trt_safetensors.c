@@ -207,10 +207,32 @@ static mz_code add_entry(trt_import *in, int32_t rank, const char *key, const js
     return MZ_OK;
 }
 
+static int by_offset(const void *a, const void *b) {
+    const entry *x = a, *y = b;
+    return (x->tensor.offset > y->tensor.offset) - (x->tensor.offset < y->tensor.offset);
+}
+
+/* Arrays of one file, from list[first] on, share no byte: those of a sound one never do. */
+static mz_code check_apart(trt_import *in, size_t first, const char *path, mz_err *err) {
+    if (in->count > first)
+        qsort(in->list + first, in->count - first, sizeof *in->list, by_offset);
+    for (size_t i = first + 1; i < in->count; i++) {
+        const entry *x = &in->list[i - 1], *y = &in->list[i];
+        int64_t end = x->tensor.offset + x->tensor.shape.elements * x->tensor.shape.size;
+        if (y->tensor.offset < end)
+            return mz_fail(err, MZ_EINPUT,
+                           "%s: the arrays %lld_%lld and %lld_%lld overlap: the header is damaged",
+                           path, (long long)x->step, (long long)x->layer, (long long)y->step,
+                           (long long)y->layer);
+    }
+    return MZ_OK;
+}
+
 static mz_code read_header(trt_import *in, int32_t rank, mz_err *err) {
     mz_datafile *file = in->file[rank];
     const char *path = mz_datafile_path(file), *key;
     unsigned char length[8];
+    size_t first = in->count;
     json_t *header = NULL, *about;
     mz_code code = mz_datafile_read(file, 0, length, sizeof length, err);
     if (code)
@@ -238,7 +260,7 @@ static mz_code read_header(trt_import *in, int32_t rank, mz_err *err) {
                 code = add_entry(in, rank, key, about, 8 + (int64_t)size, err);
         }
     json_decref(header);
-    return code;
+    return code ? code : check_apart(in, first, path, err);
 }
 
 static int64_t rank_of(const char *path) {
