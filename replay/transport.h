@@ -84,7 +84,8 @@ mz_code mz_transport_attach(mz_transport *transport, mz_kernels *kernels, mz_err
 void mz_transport_close(mz_transport **transport);
 
 /* Moves all lanes and returns when this process's ends are done (what stream 0 held before has
- * completed, what follows on it may use the rows). seconds: [end-first], added to, or NULL: time of
+ * completed, what follows on it may use the rows), over MPI also those of the processes that it
+ * exchanged with. seconds: [end-first], added to, or NULL: time of
  * each local rank, the copies it received within the process and an equal share of the rest. The
  * three parts of the wall time that a transport can tell apart - packing for the wire, copies,
  * waiting for peers - are not kept. */
