@@ -90,6 +90,8 @@ np.save("w.npy", w)'
         fails 2 "w.npy: token 8500, layer 1: the weights sum to 1.25, not to 1" "$mizan" trace import -q ids.npy $said $more -o u.h5
     done
     "$mizan" trace import -q ids.npy $said --normalized no -o t.h5
+    fails 2 "--normalized: has no meaning without --weights" \
+        "$mizan" trace import -q ids.npy --experts 4 --phase decode --normalized yes -o u.h5
     [ ! -e u.h5 ]
 }
 
