@@ -68,6 +68,14 @@ static void put(json_t *section, const char *key, json_t *value, const char *sou
     json_object_set_new(section, key, json_pack("{s:o,s:s}", "value", value, "source", source));
 }
 
+/* NULL where a field could not be had. */
+static json_t *whole(json_t *section, size_t fields) {
+    if (json_object_size(section) == fields)
+        return section;
+    json_decref(section);
+    return NULL;
+}
+
 static const char *const measured_source = "mizan calibrate";
 static const char *const host_source = "one machine without accelerators: does not apply";
 
@@ -116,7 +124,7 @@ static json_t *device_section(const mz_measured *m, int32_t ranks_per_device, do
     put(d, "noise_jitter", json_real(0.01), "assumption");
     put(d, "speed", json_real(1), "nominal");
     put(d, "ranks_per_device", json_integer(ranks_per_device), "as asked for");
-    return d;
+    return whole(d, 20);
 }
 
 static json_t *node_section(int32_t devices, double bytes_per_s, double latency_s,
@@ -130,7 +138,7 @@ static json_t *node_section(int32_t devices, double bytes_per_s, double latency_
     put(n, "gpus_per_bridge", json_integer(0), host_source);
     put(n, "bridge_bandwidth", json_real(0), host_source);
     put(n, "host_link", json_real(bytes_per_s), source);
-    return n;
+    return whole(n, 8);
 }
 
 static json_t *outside_section(void) {
@@ -142,7 +150,7 @@ static json_t *outside_section(void) {
     put(o, "rails", json_false(), "one machine");
     put(o, "nodes_per_leaf", json_integer(1), "one machine");
     put(o, "spine_oversubscription", json_real(1), "one machine");
-    return o;
+    return whole(o, 7);
 }
 
 /* ---- the run -----------------------------------------------------------------------------------

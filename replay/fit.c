@@ -67,9 +67,11 @@ mz_code mz_fit_terms(mz_fit *fit, mz_work work, mz_err *err) {
         fit_rate(fit, work, terms);
     while (fit->samples >= terms && count > 0) {
         const int status = solve(fit, work, used, terms, count, term);
+        if (status == GSL_ENOMEM)
+            return mz_fail_nomem(err, "a fit");
         if (status != GSL_SUCCESS)
-            return mz_fail(err, status == GSL_ENOMEM ? MZ_ENOMEM : MZ_EINTERNAL, "fit of %s: %s",
-                           mz_work_name(work), gsl_strerror(status));
+            return mz_fail(err, MZ_EINTERNAL, "fit of %s: %s", mz_work_name(work),
+                           gsl_strerror(status));
         double lowest = 0;
         int32_t worst = -1; /* the term that takes most from the samples */
         for (int32_t t = 0; t < terms; t++) {

@@ -277,13 +277,23 @@ mz_code mz_measured_read(json_t *object, const char *where, mz_arena *arena, mz_
     return code;
 }
 
+/* The object or list, or NULL where a part of it could not be had. */
+static json_t *whole(json_t *value, bool failed) {
+    if (!failed)
+        return value;
+    json_decref(value);
+    return NULL;
+}
+
 static json_t *numbers_of(const mz_fit *fit, int which) {
     json_t *list = json_array();
+    bool failed = false;
     for (int32_t i = 0; i < fit->samples; i++) {
         const mz_fit_sample *s = &fit->sample[i];
-        json_array_append_new(list, json_real(which < MZ_FIT_SIZES ? s->size[which] : s->seconds));
+        const double value = which < MZ_FIT_SIZES ? s->size[which] : s->seconds;
+        failed |= json_array_append_new(list, json_real(value)) != 0;
     }
-    return list;
+    return whole(list, failed);
 }
 
 /* Root of the mean squared relative error of the fitted terms alone. */
@@ -299,33 +309,35 @@ static json_t *fit_json(const mz_measured *m, mz_work work) {
     double feature[MZ_FIT_TERMS];
     const int32_t terms = mz_fit_features(work, (const double[MZ_FIT_SIZES]){0}, feature);
     json_t *out = json_object(), *list = json_array();
+    bool failed = false;
     for (int32_t i = 0; i < terms; i++)
-        json_array_append_new(list, json_real(fit->term[i]));
-    json_object_set_new(out, "terms", list);
+        failed |= json_array_append_new(list, json_real(fit->term[i])) != 0;
+    failed |= json_object_set_new(out, "terms", list) != 0;
     for (int k = 0; k < MZ_FIT_SIZES; k++)
-        json_object_set_new(out, size_keys[is_product(work)][k], numbers_of(fit, k));
-    json_object_set_new(out, "seconds", numbers_of(fit, MZ_FIT_SIZES));
-    json_object_set_new(out, "residual", json_real(residual(fit)));
+        failed |= json_object_set_new(out, size_keys[is_product(work)][k], numbers_of(fit, k)) != 0;
+    failed |= json_object_set_new(out, "seconds", numbers_of(fit, MZ_FIT_SIZES)) != 0;
+    failed |= json_object_set_new(out, "residual", json_real(residual(fit))) != 0;
     if (is_product(work)) {
-        json_object_set_new(out, "tile_rows", json_integer(m->tiling[work].rows));
-        json_object_set_new(out, "tile_n", json_integer(m->tiling[work].n));
-        json_object_set_new(out, "tile_k", json_integer(m->tiling[work].k));
+        const mz_tiling *t = &m->tiling[work];
+        failed |= json_object_set_new(out, "tile_rows", json_integer(t->rows)) != 0;
+        failed |= json_object_set_new(out, "tile_n", json_integer(t->n)) != 0;
+        failed |= json_object_set_new(out, "tile_k", json_integer(t->k)) != 0;
     }
-    return out;
+    return whole(out, failed);
 }
 
 json_t *mz_measured_json(const mz_measured *m) {
     json_t *kinds = json_object();
     for (int w = 0; w < MZ_WORKS; w++)
         if (m->fit[w].samples > 0 &&
-            json_object_set_new(kinds, mz_work_name((mz_work)w), fit_json(m, (mz_work)w)) != 0) {
-            json_decref(kinds);
-            return NULL;
-        }
+            json_object_set_new(kinds, mz_work_name((mz_work)w), fit_json(m, (mz_work)w)) != 0)
+            return whole(kinds, true);
     json_t *rescaled = m->rescaled.at[0]
                            ? json_pack("{s:o,s:f,s:f}", "at", mz_json_text(m->rescaled.at),
                                        "products", m->rescaled.product, "memory", m->rescaled.rows)
                            : NULL;
+    if (m->rescaled.at[0] && !rescaled)
+        return whole(kinds, true);
     return json_pack("{s:o,s:s,s:s,s:i,s:i,s:f,s:f,s:f,s:f,s:f,s:f,s:o*,s:o}", "machine",
                      mz_json_text(m->machine), "backend", m->backend, "transport", m->transport,
                      "processes", m->processes, "workers", m->workers, "alone", m->alone, "call",

@@ -43,7 +43,7 @@ long long nomem_buffers(void) {
     return buffers;
 }
 
-static bool refuse(void) {
+bool nomem_refuses(void) {
     if (!counting)
         return false;
     const long long now = atomic_fetch_add(&counted, 1) + 1;
@@ -55,28 +55,28 @@ static bool refuse(void) {
 }
 
 void *__wrap_malloc(size_t size) {
-    return refuse() ? NULL : __real_malloc(size);
+    return nomem_refuses() ? NULL : __real_malloc(size);
 }
 
 void *__wrap_calloc(size_t n, size_t size) {
-    return refuse() ? NULL : __real_calloc(n, size);
+    return nomem_refuses() ? NULL : __real_calloc(n, size);
 }
 
 void *__wrap_realloc(void *memory, size_t size) {
-    return refuse() ? NULL : __real_realloc(memory, size);
+    return nomem_refuses() ? NULL : __real_realloc(memory, size);
 }
 
 void *__wrap_aligned_alloc(size_t alignment, size_t size) {
-    const bool no = refuse();
+    const bool no = nomem_refuses();
     if (no)
         atomic_fetch_add(&buffers, 1);
     return no ? NULL : __real_aligned_alloc(alignment, size);
 }
 
 char *__wrap_strdup(const char *text) {
-    return refuse() ? NULL : __real_strdup(text);
+    return nomem_refuses() ? NULL : __real_strdup(text);
 }
 
 FILE *__wrap_open_memstream(char **text, size_t *size) {
-    return refuse() ? NULL : __real_open_memstream(text, size);
+    return nomem_refuses() ? NULL : __real_open_memstream(text, size);
 }

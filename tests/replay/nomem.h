@@ -11,5 +11,7 @@ void nomem_start(long long at, bool for_good);
 long long nomem_end(void);
 long long nomem_refused(void); /* how many of these failed */
 long long nomem_buffers(void); /* how many of those that failed were memory of kernels */
+/* Counts an allocation of a library's as one of the program's own: whether it is to fail. */
+bool nomem_refuses(void);
 
 #endif

@@ -4,7 +4,7 @@
 #include "replay/calibrate_inside.h"
 #include "sim/model/optimizer.h"
 #include "common/base/rng.h"
-#include "tests/harness.h"
+#include "tests/replay/small_machine.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -221,22 +221,15 @@ static void samples_as_phases_run(void **state) {
 static void a_small_run_measures_every_kind(void **state) {
     (void)state;
     mz_err err;
-    mz_transport *transport = NULL;
-    mz_kernels *kernels = NULL;
+    small_machine m;
     mz_arena arena = {0};
     mz_measured measured = {0};
     mz_wire wire = {0};
     mz_app app = {0};
-    const mz_transport_options to = {.name = "local", .ranks = 2, .timeout_s = 10};
-    const mz_kernels_options ko = {.backend = MZ_BACKEND_HOST, .threads = 2, .streams = 1};
-    mz_calibration_options options = mz_calibration_defaults();
-    options.rounds = 3;
-    options.pool_bytes = 1 << 20;
-    assert_ok(mz_transport_open(&to, &transport, &err), &err);
-    assert_int_equal(mz_kernels_open(&ko, &kernels, NULL, 0), MZ_K_OK);
-    assert_ok(mz_transport_attach(transport, kernels, &err), &err);
-    assert_ok(mz_calibrate(kernels, transport, &options, &app, &arena, &measured, &wire, &err),
-              &err);
+    assert_ok(small_machine_open(&m, 2, 3, 1 << 20, &err), &err);
+    assert_ok(
+        mz_calibrate(m.kernels, m.transport, &m.options, &app, &arena, &measured, &wire, &err),
+        &err);
     assert_int_equal(measured.workers, 2);
     assert_true(measured.call_s >= 0 && wire.bytes_per_s > 0); /* a busy machine hides a call */
     assert_true(measured.probe_s > 0 && measured.probe_s < 1);
@@ -261,8 +254,7 @@ static void a_small_run_measures_every_kind(void **state) {
         const mz_fit *fit = &measured.fit[both[i]];
         assert_true(has_sample(fit, 128, 2 * 1.25 * 128) && has_sample(fit, 128, 2 * 2 * 128));
     }
-    mz_kernels_close(&kernels);
-    mz_transport_close(&transport);
+    small_machine_close(&m);
     mz_arena_free(&arena);
 }
 

@@ -7,58 +7,10 @@
 #include "common/io/result_file.h"
 #include "replay/cmd.h"
 #include "tests/harness.h"
-#include "tests/replay/nomem.h"
+#include "tests/replay/nomem_command.h"
 #include "traces/cmd.h"
 
-#include <dirent.h>
 #include <jansson.h>
-#include <sys/wait.h>
-
-/* ---- one run of a command ----------------------------------------------------------------------
- */
-
-enum { WORDS = 48 };
-
-typedef mz_code (*command)(mz_app *app, int argc, char **argv, mz_err *err);
-
-typedef struct outcome {
-    mz_code code;
-    mz_err err;
-    char *text; /* what went to stdout */
-    long long allocations, refusals, buffers;
-} outcome;
-
-static outcome run_command(command run, const char *line, long long at, bool for_good) {
-    char words[1024], *argv[WORDS], *rest = NULL;
-    int argc = 0;
-    size_t size = 0;
-    outcome o = {0};
-    snprintf(words, sizeof words, "%s", line);
-    for (char *word = strtok_r(words, " ", &rest); word; word = strtok_r(NULL, " ", &rest))
-        argv[argc++] = word;
-    argv[argc] = NULL;
-    mz_app app = {.out = open_memstream(&o.text, &size),
-                  .log = mz_log_make(NULL, -1),
-                  .data_dir = MZ_SOURCE_DIR,
-                  .version = "0"};
-    nomem_start(at, for_good);
-    o.code = run(&app, argc, argv, &o.err);
-    o.allocations = nomem_end();
-    assert_int_equal(fclose(app.out), 0);
-    o.refusals = nomem_refused();
-    o.buffers = nomem_buffers();
-    return o;
-}
-
-static int entries_of(const char *folder) {
-    DIR *dir = opendir(folder);
-    int count = 0;
-    assert_non_null(dir);
-    while (readdir(dir))
-        count++;
-    closedir(dir);
-    return count;
-}
 
 /* The digests of a result, its part that does not hang on time. */
 static bool same_digests(const char *a, const char *b) {
@@ -68,8 +20,7 @@ static bool same_digests(const char *a, const char *b) {
 }
 
 static void check_refused(const char *line, long long at, const outcome *o, const outcome *whole) {
-    if (o->code == MZ_ENOMEM && o->err.code == o->code && strstr(o->err.msg, "memory") &&
-        !strchr(o->err.msg, '\n') && !o->text[0])
+    if (is_short_of_memory(o))
         return;
     /* Heaps give back what lies idle and ask again; other memory is not to be done without. */
     const bool spared = o->code == whole->code && o->buffers == o->refusals && o->buffers == 1 &&
@@ -90,21 +41,19 @@ static void drop_output(const outcome *o, const outcome *whole) {
 }
 
 /* Every stride-th allocation of a command that may write a file named out. */
-static void refuse_some(command run, const char *line, long long stride) {
+static void refuse_some(command_function run, const char *line, long long stride) {
     outcome whole = run_command(run, line, 0, false);
     if (whole.code != MZ_OK && whole.code != MZ_ECHECK)
         fail_msg("%s: %s", line, whole.err.msg);
     unlink("out");
-    const int files = entries_of("."), open = entries_of("/proc/self/fd");
+    const belongings before = belongings_now();
     for (int good = 0; good < 2; good++)
         for (long long at = 1 + good * stride / 2; at <= whole.allocations; at += stride) {
             outcome o = run_command(run, line, at, good);
             assert_true(o.refusals > 0);
             check_refused(line, at, &o, &whole);
             drop_output(&o, &whole);
-            assert_int_equal(entries_of("."), files);
-            assert_int_equal(entries_of("/proc/self/fd"), open);
-            assert_int_equal(waitpid(-1, NULL, WNOHANG), -1);
+            assert_nothing_left(&before);
             free(o.text);
         }
     print_message("%s: %lld allocations\n", line, whole.allocations);
@@ -114,7 +63,7 @@ static void refuse_some(command run, const char *line, long long stride) {
 /* ---- commands ----------------------------------------------------------------------------------
  */
 
-static void good_run(command run, const char *line) {
+static void good_run(command_function run, const char *line) {
     outcome o = run_command(run, line, 0, false);
     assert_ok(o.code, &o.err);
     free(o.text);

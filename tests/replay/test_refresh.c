@@ -1,7 +1,7 @@
 /* A profile taken to another speed: factors by hand, what is scaled by which, what is refused. */
 #include "replay/refresh.h"
 #include "sim/cost/work.h"
-#include "tests/harness.h"
+#include "tests/replay/small_machine.h"
 
 #include <math.h>
 #include <unistd.h>
@@ -193,25 +193,17 @@ static void speeds_are_measured(void **state) {
     (void)state;
     for (int large = 0; large < 2; large++) {
         mz_err err;
-        mz_transport *transport = NULL;
-        mz_kernels *kernels = NULL;
+        small_machine m;
         mz_arena arena = {0};
         mz_measured now = {0};
         mz_app app = {0};
-        const mz_transport_options to = {.name = "local", .ranks = 2, .timeout_s = 10};
-        const mz_kernels_options ko = {.backend = MZ_BACKEND_HOST, .threads = 1, .streams = 1};
-        mz_calibration_options options = mz_calibration_defaults();
-        options.rounds = 1;
-        options.pool_bytes = INT64_C(1) << (large ? 27 : 20);
-        assert_ok(mz_transport_open(&to, &transport, &err), &err);
-        assert_int_equal(mz_kernels_open(&ko, &kernels, NULL, 0), MZ_K_OK);
-        assert_ok(mz_transport_attach(transport, kernels, &err), &err);
-        assert_ok(mz_calibrate_speed(kernels, transport, &options, &app, &arena, &now, &err), &err);
+        assert_ok(small_machine_open(&m, 1, 1, INT64_C(1) << (large ? 27 : 20), &err), &err);
+        assert_ok(mz_calibrate_speed(m.kernels, m.transport, &m.options, &app, &arena, &now, &err),
+                  &err);
         assert_true(now.probe_s > 1e-5 && now.probe_s < 1);
         assert_true(now.probe_mean_s > 1e-5 && now.probe_mean_s < 1);
         assert_true(large ? now.rows_mean_s > 1e-5 && now.rows_mean_s < 1 : now.rows_mean_s == 0);
-        mz_kernels_close(&kernels);
-        mz_transport_close(&transport);
+        small_machine_close(&m);
         mz_arena_free(&arena);
     }
 }

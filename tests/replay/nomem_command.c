@@ -1,0 +1,56 @@
+#include "tests/replay/nomem_command.h"
+
+#include "tests/harness.h"
+#include "tests/replay/nomem.h"
+
+#include <dirent.h>
+#include <sys/wait.h>
+
+enum { WORDS = 48 };
+
+outcome run_command(command_function run, const char *line, long long at, bool for_good) {
+    char words[1024], *argv[WORDS], *rest = NULL;
+    int argc = 0;
+    size_t size = 0;
+    outcome o = {0};
+    snprintf(words, sizeof words, "%s", line);
+    for (char *word = strtok_r(words, " ", &rest); word; word = strtok_r(NULL, " ", &rest))
+        argv[argc++] = word;
+    argv[argc] = NULL;
+    mz_app app = {.out = open_memstream(&o.text, &size),
+                  .log = mz_log_make(NULL, -1),
+                  .data_dir = MZ_SOURCE_DIR,
+                  .version = "0"};
+    nomem_start(at, for_good);
+    o.code = run(&app, argc, argv, &o.err);
+    o.allocations = nomem_end();
+    assert_int_equal(fclose(app.out), 0);
+    o.refusals = nomem_refused();
+    o.buffers = nomem_buffers();
+    return o;
+}
+
+static int entries_of(const char *folder) {
+    DIR *dir = opendir(folder);
+    int count = 0;
+    assert_non_null(dir);
+    while (readdir(dir))
+        count++;
+    closedir(dir);
+    return count;
+}
+
+bool is_short_of_memory(const outcome *o) {
+    return o->code == MZ_ENOMEM && o->err.code == o->code && strstr(o->err.msg, "memory") &&
+           !strchr(o->err.msg, '\n') && !o->text[0];
+}
+
+belongings belongings_now(void) {
+    return (belongings){entries_of("."), entries_of("/proc/self/fd")};
+}
+
+void assert_nothing_left(const belongings *before) {
+    assert_int_equal(entries_of("."), before->files);
+    assert_int_equal(entries_of("/proc/self/fd"), before->open);
+    assert_int_equal(waitpid(-1, NULL, WNOHANG), -1);
+}
