@@ -12,7 +12,10 @@ mz_calibration_options mz_calibration_defaults(void) {
 }
 
 mz_code calibrate_failed(calibration *c, const char *what, mz_err *err) {
-    mz_kernel_code(c->kernels, mz_kernels_failure(c->kernels), err);
+    if (c->exchange_err.code != MZ_OK)
+        *err = c->exchange_err;
+    else
+        mz_kernel_code(c->kernels, mz_kernels_failure(c->kernels), err);
     return mz_err_prefix(err, "calibration of %s", what);
 }
 

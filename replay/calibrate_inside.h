@@ -56,6 +56,7 @@ typedef struct calibration {
     calibrate_seconds lag;            /* of the slowest process, of the mean, stretch by stretch */
     double *stretch;                  /* [processes] seconds of the samples since the last one */
     int64_t calls;                    /* samples so far */
+    mz_err exchange_err;              /* of an exchange among the samples that failed */
     double single_call_s;             /* of a product beside its only tile */
 } calibration;
 

@@ -10,9 +10,9 @@ typedef struct lane_sizes {
 } lane_sizes;
 
 static mz_kstatus exchange(calibration *c, const lane_sizes *s, int64_t lanes) {
-    mz_err err;
-    return mz_transport_exchange(c->transport, s->lane, lanes, NULL, &err) == MZ_OK ? MZ_K_OK
-                                                                                    : MZ_K_EFAILED;
+    const mz_code code =
+        mz_transport_exchange(c->transport, s->lane, lanes, NULL, &c->exchange_err);
+    return code == MZ_OK ? MZ_K_OK : MZ_K_EFAILED;
 }
 
 static mz_code take_lanes(calibration *c, int64_t most, mz_lane **lane, mz_err *err) {
