@@ -217,6 +217,16 @@ static void samples_as_phases_run(void **state) {
     sample(huge, 1, "rrr");
 }
 
+/* What an exchange among the samples said, not what kernels did not say. */
+static void a_failed_exchange_has_its_error(void **state) {
+    (void)state;
+    calibration c = {0};
+    mz_err err;
+    mz_fail(&c.exchange_err, MZ_ENOMEM, "no memory for lanes");
+    assert_fails(calibrate_failed(&c, "a sample", &err), MZ_ENOMEM,
+                 "calibration of a sample: no memory for lanes", &err);
+}
+
 /* Small pools: the large samples stay out, every kind is still there and of sane size. */
 static void a_small_run_measures_every_kind(void **state) {
     (void)state;
@@ -260,9 +270,13 @@ static void a_small_run_measures_every_kind(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(fits_recover_terms),    cmocka_unit_test(terms_are_not_negative),
-        cmocka_unit_test(one_sample_is_a_rate),  cmocka_unit_test(the_slower_process_lags),
-        cmocka_unit_test(samples_as_phases_run), cmocka_unit_test(a_small_run_measures_every_kind),
+        cmocka_unit_test(fits_recover_terms),
+        cmocka_unit_test(terms_are_not_negative),
+        cmocka_unit_test(one_sample_is_a_rate),
+        cmocka_unit_test(the_slower_process_lags),
+        cmocka_unit_test(a_failed_exchange_has_its_error),
+        cmocka_unit_test(samples_as_phases_run),
+        cmocka_unit_test(a_small_run_measures_every_kind),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
