@@ -273,8 +273,8 @@ __device__ static inline float floored_terms(const step_work &w, int64_t matrix,
         const int64_t row = matrix * w.a.rows + i;
         const float r = w.a.row[row];
         const bool counted = !again && r >= w.bound[matrix];
-        if (counted && r / mean >= w.r.least)
-            continue;
+        if ((counted && r / mean >= w.r.least) || (r == 0 && !w.a.m))
+            continue; /* of a row that never had a gradient all terms are 0 */
         const float bounded = r / mean > w.r.least ? r / mean : w.r.least;
         if (bounded <= 0)
             continue;

@@ -160,8 +160,8 @@ static void mend_floored(const updating *u, int64_t matrix, float *weighted, flo
     for (int64_t i = 0; i < a->rows; i++) {
         const float r = a->row[first + i];
         const bool counted = !again && r >= u->bound[matrix];
-        if (counted && r / mean >= u->rates.least)
-            continue;
+        if ((counted && r / mean >= u->rates.least) || (r == 0 && !mz_keeps_momentum(a)))
+            continue; /* of a row that never had a gradient all terms are 0 */
         const float bounded = r / mean > u->rates.least ? r / mean : u->rates.least;
         if (bounded <= 0)
             continue;

@@ -1,7 +1,9 @@
 #!/usr/bin/python3
 """Optimizer steps of libmizan-kernels against the published formulas in numpy, 200 steps each.
 
-usage: reference_update.py LIBRARY
+usage: reference_update.py LIBRARY [cuda]
+
+With "cuda" the library is one with an emulated device: SkewAdam alone, on small matrices.
 
 The formulas are those of the SkewAdam study's code (moe-variants-and-optimizers.md 6.3), in double
 precision; state is carried by this script alone. Parameters of fp32 are carried as well. Parameters
@@ -156,23 +158,52 @@ class Reference:
 
 # ---- comparison -----------------------------------------------------------------------------------
 
+COPY_IN, COPY_OUT = range(2)
+
+
 class Library:
-    def __init__(self, path):
-        self.lib = ctypes.CDLL(path)
+    def __init__(self, path, cuda):
+        self.lib, self.cuda = ctypes.CDLL(path), cuda
         self.context = pointer()
         self.lib.mz_update_workspace.restype = ctypes.c_size_t
         self.lib.mz_update_state_bytes.restype = i64
         self.lib.mz_kernels_error.restype = ctypes.c_char_p
-        options = Options(backend=0, threads=2, streams=1)
+        options = Options(backend=1 if cuda else 0, threads=2, streams=1)
         if self.lib.mz_kernels_open(ctypes.byref(options), ctypes.byref(self.context), None, 0):
-            sys.exit("cannot open the host backend")
+            sys.exit("cannot open the backend")
 
-    def step(self, u):
+    def must(self, status):
+        if status:
+            sys.exit(self.lib.mz_kernels_error(self.context).decode())
+
+    def placed(self, array):
+        """Context memory with a copy; on the host the array itself."""
+        if not self.cuda:
+            return pointer(array.ctypes.data)
+        memory = pointer()
+        self.must(self.lib.mz_kernels_alloc(self.context, ctypes.c_size_t(array.nbytes), ctypes.byref(memory)))
+        self.copy(COPY_IN, memory, pointer(array.ctypes.data), array.nbytes)
+        return memory
+
+    def copy(self, kind, to, source, size):
+        self.must(self.lib.mz_kernels_copy(self.context, 0, kind, to, source, ctypes.c_size_t(size)))
+        self.must(self.lib.mz_kernels_sync(self.context, 0))
+
+    def step(self, u, arrays):
+        """arrays: by the names of u's pointers, changed in place."""
+        memory = {name: self.placed(array) for name, array in arrays.items()}
+        for name, place in memory.items():
+            setattr(u, name, place)
         need = self.lib.mz_update_workspace(self.context, ctypes.byref(u))
         scratch = np.full(need + 256, 0xff, np.uint8)
-        at = scratch.ctypes.data + (-scratch.ctypes.data % 256)
-        if self.lib.mz_update_step(self.context, 0, ctypes.byref(u), pointer(at)):
-            sys.exit(self.lib.mz_kernels_error(self.context).decode())
+        place = self.placed(scratch)
+        aligned = pointer(place.value + -place.value % 256)
+        self.must(self.lib.mz_update_step(self.context, 0, ctypes.byref(u), aligned))
+        if self.cuda:
+            for name, array in arrays.items():
+                self.copy(COPY_OUT, pointer(array.ctypes.data), memory[name], array.nbytes)
+            for place in (place, *memory.values()):
+                self.lib.mz_kernels_free(self.context, place)
 
 
 def gradients(rng, shape, regime):
@@ -229,11 +260,7 @@ def compare(library, name, shape, regime, seed, **settings):
     kept += ["row", "col"] if reference.factored else [] if u.kind in (LION, MUON) else ["v"]
     if library.lib.mz_update_state_bytes(ctypes.byref(u)) != sum(state[s].nbytes for s in kept):
         fail(name, 0, "state bytes")
-    for s in kept:
-        setattr(u, s, state[s].ctypes.data)
-    u.parameter = p.ctypes.data
-    scale = np.array([0.25], np.float32)
-    u.grad_scale = scale.ctypes.data
+    arrays = {"parameter": p, "grad_scale": np.array([0.25], np.float32), **{s: state[s] for s in kept}}
     exact = []
     for t in range(1, STEPS + 1):
         g = gradients(rng, shape, regime).astype(np.float32)
@@ -242,9 +269,9 @@ def compare(library, name, shape, regime, seed, **settings):
             g = from_bf16(stored)
         else:
             stored = g
-        u.gradient, u.step = stored.ctypes.data, t
+        u.step = t
         before = p.copy()
-        library.step(u)
+        library.step(u, {**arrays, "gradient": stored})
         if u.kind == MUON:
             x = reference.muon(0.25 * g.astype(np.float64))
             change = (before - p) / float(u.rate)
@@ -274,32 +301,46 @@ def published_vectors():
         sys.exit("this script's random bits are not Philox's")
 
 
-def main():
-    library = Library(sys.argv[1])
-    published_vectors()
-    wide, tall, vector = (2, 12, 40), (3, 33, 8), (1, 70, 1)
-    tiers = [("backbone", True, True), ("experts", False, True), ("router", False, False),
-             ("router with momentum", True, False)]
+TIERS = [("backbone", True, True), ("experts", False, True), ("router", False, False),
+         ("router with momentum", True, False)]
+WIDE, TALL, VECTOR = (2, 12, 40), (3, 33, 8), (1, 70, 1)
+
+
+def skewadam(library):
+    """Every tier at every size of gradients; emulated, with one of the shapes in turn."""
     seed = 1
-    for regime in ("tiny", "rows", "large"):
-        for tier, momentum, factored in tiers:
-            for shape, kind in ((wide, F32), (tall, BF16), (vector, F32)):
+    for i, regime in enumerate(("tiny", "rows", "large")):
+        for j, (tier, momentum, factored) in enumerate(TIERS):
+            for k, (shape, kind) in enumerate(((WIDE, F32), (TALL, BF16), (VECTOR, F32))):
                 seed += 1
+                if library.cuda and (i + j + k) % 3:
+                    continue
                 compare(library, "skewadam %s, %s, %s" % (tier, regime, shape), shape, regime, seed,
                         kind=SKEWADAM, type=kind, gradient_type=kind, momentum=momentum,
                         factored=factored, clip_rms=True, clip_tensor=seed % 2 == 0,
                         rounding=DITHER if seed // 3 % 2 else STOCHASTIC)
-    compare(library, "skewadam experts, eps 1e-16, no clip", wide, "tiny", 80, kind=SKEWADAM, eps=1e-16,
+    compare(library, "skewadam experts, eps 1e-16, no clip", WIDE, "tiny", 80, kind=SKEWADAM, eps=1e-16,
             factored=True, type=BF16, rounding=DITHER, gradient_type=F32)
+    if library.cuda:
+        return
     for rounding in (NEAREST, DITHER, STOCHASTIC):
-        compare(library, "skewadam experts, rows, bf16, %s, rounding %d" % (wide, rounding), wide, "rows", 81 + rounding,
+        compare(library, "skewadam experts, rows, bf16, %s, rounding %d" % (WIDE, rounding), WIDE, "rows", 81 + rounding,
                 kind=SKEWADAM, factored=True, clip_rms=True, type=BF16, gradient_type=BF16, rounding=rounding)
+
+
+def main():
+    library = Library(sys.argv[1], sys.argv[2:] == ["cuda"])
+    published_vectors()
+    skewadam(library)
+    if library.cuda:
+        return
+    seed = 37
     for shape in ((1, 3, 4099), (1, 3, 4098)):  # a substream of random bits ends within a row
         for momentum in (False, True):
             compare(library, "skewadam bf16, %s, momentum %d" % (shape, momentum), shape, "large", 88 + momentum,
                     kind=SKEWADAM, momentum=momentum, factored=True, clip_rms=True, type=BF16, gradient_type=BF16,
                     rounding=STOCHASTIC if momentum else DITHER, tensor=977 << 40)
-    for shape in (wide, vector):
+    for shape in (WIDE, VECTOR):
         for kind, rounding in ((F32, NEAREST), (BF16, DITHER)):
             for name, number, more in (("adamw", ADAMW, {}), ("lion", LION, {"beta2": 0.99}),
                                        ("adafactor", ADAFACTOR, {"eps": 1e-30, "clip_rms": True})):
@@ -307,7 +348,7 @@ def main():
                 rounding = NEAREST if number == ADAFACTOR else rounding
                 compare(library, "%s, %s, type %d" % (name, shape, kind), shape, "rows", seed,
                         kind=number, type=kind, gradient_type=kind, rounding=rounding, **more)
-    for shape, nesterov in ((wide, False), (tall, True)):
+    for shape, nesterov in ((WIDE, False), (TALL, True)):
         compare(library, "muon, %s" % (shape,), shape, "large", 90, kind=MUON, beta1=0.95, decay=0,
                 newton_schulz=5 if nesterov else 3, nesterov=nesterov, rate=0.02)
 
