@@ -124,3 +124,16 @@ EOF2
     [ ! -s out ]
     ! pgrep -f "^$mizan replay --trace $example .*--timeout 3$" >/dev/null
 }
+
+# An address space that does not hold the pools; sanitizers reserve more than that at once.
+@test "a process of a calibration that runs out of memory ends all of it: one line, no profile" {
+    ! grep -q __asan_init "$mizan" || skip "the sanitizer needs address space"
+    local start=$SECONDS calibrate=("$mizan" calibrate -q --transport mpi --ranks 2 --threads 1 --repeats 3 --pool 512MiB -o here.json)
+    run --separate-stderr timeout 60 mpirun --quiet -n 1 "${calibrate[@]}" : -n 1 prlimit --as=900000000 "${calibrate[@]}"
+    echo "exit code $status; stdout: $output; stderr: $stderr"
+    [ "$status" -eq 4 ]
+    [ $((SECONDS - start)) -lt 30 ]
+    [ -z "$output" ]
+    [ "$(printf '%s\n' "$stderr" | grep -c '^mizan: calibrate: .*memory')" -eq 1 ]
+    only_files
+}
