@@ -3,6 +3,7 @@
 #include "common/io/json.h"
 
 #include <math.h>
+#include <ctype.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -217,9 +218,21 @@ static mz_code read_measured(mz_json *root, const char *path, mz_cluster *cluste
     return MZ_OK;
 }
 
+/* Tables print the name as it is. */
+static bool is_name(const char *text) {
+    const char *c = text;
+    while (*c && !iscntrl((unsigned char)*c))
+        c++;
+    return c > text && !*c;
+}
+
 static mz_code read_texts(mz_json *root, mz_cluster *cluster, mz_err *err) {
     const char *name, *description;
     mz_code code = mz_json_string(root, "name", &name, err);
+    if (code == MZ_OK && !is_name(name))
+        return mz_fail(err, MZ_EINPUT,
+                       "%s: 'name' is empty or holds control characters; give one line of text",
+                       root->where);
     if (code == MZ_OK)
         code = mz_json_string(root, "description", &description, err);
     if (code)

@@ -223,6 +223,10 @@ EOF
 
 @test "a profile with a missing, misspelt or impossible field" {
     profile="$root/sim/cluster/profiles/a100-80gb.json"
+    for name in '' 'two\\nlines' '\\u001b[31mred'; do
+        sed "s/\"name\": \"a100-80gb\"/\"name\": \"$name\"/" "$profile" >named.json
+        fails 2 "'name' is empty or holds control characters" "${sim[@]}" --cluster named.json:8 --policy static
+    done
     "$python" - "$profile" <<'EOF'
 import json, sys
 whole = json.load(open(sys.argv[1]))
