@@ -108,10 +108,25 @@ static mz_kstatus run_product(calibration *c, const void *sizes, char *in, char 
     return mz_grouped_gemm(c->kernels, 0, &a, c->scratch);
 }
 
+enum { UNEVEN_MOST = 4 };
+
+/* By how many rows the groups of pair `pair` differ from the sample's, one up, one down. Experts
+ * rarely have a multiple of the 4 or 8 rows that a product's inner loop takes at once, and what is
+ * left of them costs as much as several rows: over the pairs and rounds of a sample every rest of 8
+ * comes equally often. None where a tile would then hold more rows or none. */
+static int64_t uneven_rows(const calibration *c, const product_sizes *p, int32_t pair) {
+    static const int64_t by[] = {1, 2, 3, UNEVEN_MOST, 1, 2, 3, 0};
+    const int32_t pairs = p->groups > 1 ? p->groups / 2 : 1;
+    const int64_t most = c->measured->tiling[p->work].rows;
+    if (p->m < 2 * UNEVEN_MOST || (most > 0 && p->m + UNEVEN_MOST > most))
+        return 0;
+    return by[(pair + (int64_t)c->round * pairs) % (int64_t)(sizeof by / sizeof by[0])];
+}
+
 static mz_code time_product(calibration *c, product_sizes *p, double *seconds, mz_err *err) {
     int64_t begin[GROUPS_MOST + 1];
-    for (int32_t g = 0; g <= p->groups; g++)
-        begin[g] = g * p->m;
+    for (int32_t g = 0; g <= p->groups; g++) /* the odd ends lie within a pair */
+        begin[g] = g * p->m + (g % 2 > 0 && g < p->groups ? uneven_rows(c, p, g / 2) : 0);
     if (mz_kernels_copy(c->kernels, 0, MZ_COPY_IN, p->begin, begin,
                         sizeof begin[0] * (size_t)(p->groups + 1)) != MZ_K_OK)
         return calibrate_failed(c, "products", err);
@@ -268,6 +283,20 @@ static bool alone_before(const mz_tiling *t, int i) {
     return false;
 }
 
+/* A single group's rows vary as those of a pair do. */
+static mz_code time_alone(calibration *c, const product_sizes *p, double *seconds, mz_err *err) {
+    const int64_t by = uneven_rows(c, p, 0);
+    product_sizes less = *p, more = *p;
+    less.m -= by;
+    more.m += by;
+    double one = 0, other = 0;
+    mz_code code = time_product(c, &less, &one, err);
+    if (code == MZ_OK)
+        code = time_product(c, &more, &other, err);
+    *seconds = (one + other) / 2;
+    return code;
+}
+
 /* One tile: the other workers have nothing to do. Its time stands beside that of the same tile
  * while all workers are busy. */
 static mz_code sample_alone(calibration *c, product_sizes *p, mz_err *err) {
@@ -281,7 +310,7 @@ static mz_code sample_alone(calibration *c, product_sizes *p, mz_err *err) {
         p->groups = 1;
         if (alone_before(t, i) || !fits_pools(c, p))
             continue;
-        code = time_product(c, p, &seconds, err);
+        code = time_alone(c, p, &seconds, err);
         if (code == MZ_OK && seconds > 2 * c->single_call_s)
             calibrate_add(c, CALIBRATE_ALONE, p->work, (double)p->n, (double)p->k,
                           seconds - c->single_call_s);
