@@ -335,8 +335,7 @@ static mz_code write_trace(gguf_import *in, const char *output, const mz_trace_w
     if (!code) {
         code = mz_gather_write(&in->gather, writer, in->report, err);
         if (code == MZ_EINPUT)
-            mz_err_prefix(err, "%s: (a last layer that saw fewer tokens: pass --dropped)",
-                          mz_datafile_path(in->file));
+            mz_err_prefix(err, "%s", mz_datafile_path(in->file));
     }
     if (!code)
         code = mz_import_close(mz_datafile_path(in->file), in->report, &writer, err);
