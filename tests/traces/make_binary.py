@@ -195,6 +195,15 @@ def trt(run):
             ("cannot be mixed", {"1_3": one, "1_4": np.array([[0, 1, 2, 3]])}, {})]:
         safetensors("rank0.safetensors", arrays, **change)
         run.bad(["meta_info.json", "rank0.safetensors"], [], text)
+    full, expect = np.array([[0, 1, 2, 3], [3, 4, 5, 6]]), Expect(experts, k, ranks=1)
+    expect.pairs(0, 0, 0, 0, full[:0])
+    expect.pairs(1, 0, 0, 0, full)
+    place = {"0_3": dict(dtype="I64", shape=[0, 4], data_offsets=[0, 0]),  # no tokens: it lies where the next one begins
+             "1_3": dict(dtype="I64", shape=[2, 4], data_offsets=[0, 64])}
+    for keys in ("0_3", "1_3"), ("1_3", "0_3"):
+        header = json.dumps({key: place[key] for key in keys}).encode()
+        open("rank0.safetensors", "wb").write(struct.pack("<Q", len(header)) + header + full.tobytes())
+        run.good(["meta_info.json", "rank0.safetensors"], [], expect, "pairs")
     safetensors("other.safetensors", {"1_3": one})
     run.bad(["other.safetensors", "meta_info.json"], [], "rank{R}.safetensors")
     safetensors("rank0.safetensors", {"model.weight": one.astype(np.float32)})

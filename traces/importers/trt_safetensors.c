@@ -207,9 +207,12 @@ static mz_code add_entry(trt_import *in, int32_t rank, const char *key, const js
     return MZ_OK;
 }
 
+/* An array without elements may stand where the next one begins: it comes first. */
 static int by_offset(const void *a, const void *b) {
-    const entry *x = a, *y = b;
-    return (x->tensor.offset > y->tensor.offset) - (x->tensor.offset < y->tensor.offset);
+    const mz_tensor *x = &((const entry *)a)->tensor, *y = &((const entry *)b)->tensor;
+    if (x->offset != y->offset)
+        return x->offset < y->offset ? -1 : 1;
+    return (x->shape.elements > y->shape.elements) - (x->shape.elements < y->shape.elements);
 }
 
 /* Arrays of one file, from list[first] on, share no byte: those of a sound one never do. */
