@@ -45,6 +45,15 @@ double mz_work_bytes(mz_work work, int64_t rows, int64_t cols, int64_t more) {
     }
 }
 
+/* Profiles of earlier versions, without gathers, have packs at a row in for every row out. */
+static double bytes_as_measured(const mz_measured *m, mz_work work, int64_t rows, int64_t cols,
+                                double bytes) {
+    const bool packs = work == MZ_WORK_PACK || work == MZ_WORK_PACK_SCALED;
+    return packs && m->fit[MZ_WORK_GATHER].samples == 0
+               ? mz_work_bytes(MZ_WORK_GATHER, rows, cols, 0)
+               : bytes;
+}
+
 double mz_cost_work(const mz_device *device, mz_work work, int64_t rows, int64_t cols,
                     double bytes) {
     if (rows <= 0 || cols <= 0 || bytes <= 0)
@@ -54,7 +63,8 @@ double mz_cost_work(const mz_device *device, mz_work work, int64_t rows, int64_t
         fit = &device->measured->fit[MZ_WORK_PACK];
     if (!fit || fit->samples == 0)
         return mz_cost_memory(device, bytes);
-    const double size[MZ_FIT_SIZES] = {(double)rows, (double)cols, bytes};
+    const double size[MZ_FIT_SIZES] = {
+        (double)rows, (double)cols, bytes_as_measured(device->measured, work, rows, cols, bytes)};
     return mz_fit_seconds(fit, work, size) / device->speed;
 }
 

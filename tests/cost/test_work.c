@@ -50,6 +50,7 @@ static void measured_work_takes_what_was_measured(void **state) {
     (void)state;
     mz_measured measured = {.workers = 1, .alone = 1};
     measured.fit[MZ_WORK_PACK] = line();
+    measured.fit[MZ_WORK_GATHER] = line();
     const mz_device device = {
         .memory_bytes_per_s = 1000, .memory_efficiency = 0.5, .speed = 2, .measured = &measured};
     near(mz_cost_work(&device, MZ_WORK_PACK, 10, 4, 100), 41, 1e-9);
@@ -83,6 +84,28 @@ static void gathers_were_packs(void **state) {
     measured.fit[MZ_WORK_GATHER] = (mz_fit){.term = {8}, .samples = 1, .sample = &own};
     mz_fit_finish(&measured.fit[MZ_WORK_GATHER], MZ_WORK_GATHER);
     near(mz_cost_work(&device, MZ_WORK_GATHER, 10, 4, 100), 4, 1e-12);
+}
+
+/* They have measured packs as 4 bytes a value, whatever tokens the rows are of. */
+static void packs_were_a_row_in_for_a_row_out(void **state) {
+    static const mz_work packs[] = {MZ_WORK_PACK, MZ_WORK_PACK_SCALED};
+    (void)state;
+    mz_fit_sample sample = {.size = {10, 4, 4 * 10 * 4}, .seconds = 112};
+    mz_fit_sample own = {.size = {10, 4, 160}, .seconds = 8};
+    for (int i = 0; i < COUNT_OF(packs); i++) {
+        mz_measured measured = {.workers = 1, .alone = 1};
+        const mz_device device = {.memory_bytes_per_s = 1000,
+                                  .memory_efficiency = 0.5,
+                                  .speed = 2,
+                                  .measured = &measured};
+        near(mz_cost_work(&device, packs[i], 10, 4, 90), 0.09, 1e-12); /* not measured at all */
+        measured.fit[packs[i]] = (mz_fit){.term = {2, 3, 0.5}, .samples = 1, .sample = &sample};
+        mz_fit_finish(&measured.fit[packs[i]], packs[i]);
+        near(mz_cost_work(&device, packs[i], 10, 4, 90), 56, 1e-9);
+        measured.fit[MZ_WORK_GATHER] = (mz_fit){.term = {8}, .samples = 1, .sample = &own};
+        mz_fit_finish(&measured.fit[MZ_WORK_GATHER], MZ_WORK_GATHER);
+        near(mz_cost_work(&device, packs[i], 10, 4, 90), (2 + 30 + 45) / 2.0, 1e-9);
+    }
 }
 
 /* Tiles of 4 rows, of weight gradients 3 columns of n, on three workers, by hand: every next tile
@@ -253,6 +276,7 @@ int main(void) {
         cmocka_unit_test(measured_work_takes_what_was_measured),
         cmocka_unit_test(packs_read_a_token_once),
         cmocka_unit_test(gathers_were_packs),
+        cmocka_unit_test(packs_were_a_row_in_for_a_row_out),
         cmocka_unit_test(products_are_tiles_taken_in_turn),
         cmocka_unit_test(a_profile_reads_back_what_it_says),
         cmocka_unit_test(bad_measurements_are_refused),
