@@ -283,12 +283,15 @@ static bool alone_before(const mz_tiling *t, int i) {
     return false;
 }
 
-/* A single group's rows vary as those of a pair do. */
+/* A single group's rows vary as those of a pair do, where the pools hold more. */
 static mz_code time_alone(calibration *c, const product_sizes *p, double *seconds, mz_err *err) {
     const int64_t by = uneven_rows(c, p, 0);
     product_sizes less = *p, more = *p;
-    less.m -= by;
     more.m += by;
+    if (fits_pools(c, &more))
+        less.m -= by;
+    else
+        more.m = p->m;
     double one = 0, other = 0;
     mz_code code = time_product(c, &less, &one, err);
     if (code == MZ_OK)
