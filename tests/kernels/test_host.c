@@ -182,7 +182,7 @@ static void update(rig *r, record *all, mz_update_kind kind, int tier) {
                    .rate = 0.01f,
                    .beta1 = 0.9f,
                    .beta2 = 0.99f,
-                   .decay = 0.1f,
+                   .decay = 0.5f, /* 0.005 of a parameter: bf16 sees it */
                    .eps = 1e-8f,
                    .step = 2,
                    .momentum = tier & 1,
