@@ -60,15 +60,6 @@ INLINE bits load_u16(const uint16_t *p) {
 INLINE lanes load_bf16(const uint16_t *p) {
     return (lanes)(load_u16(p) << 16);
 }
-INLINE ints load_i16(const uint16_t *p) {
-#if defined(__AVX512F__)
-    return (ints)_mm512_cvtepi16_epi32(_mm256_loadu_si256((const __m256i *)(const void *)p));
-#elif defined(__AVX2__)
-    return (ints)_mm256_cvtepi16_epi32(_mm_loadu_si128((const __m128i *)(const void *)p));
-#else
-    return (ints)(load_u16(p) << 16) >> 16;
-#endif
-}
 /* Stores the upper halves of the lanes; two registers at a time are cheaper. */
 INLINE void store_upper(uint16_t *p, bits v) {
 #if defined(__AVX512F__) || !defined(__AVX2__)
