@@ -172,21 +172,25 @@ static void print_error(const mz_log *log, const char *command, const mz_err *er
             log->color ? "\033[0m" : "", err->msg);
 }
 
+static void leave(int status, void *unused) {
+    (void)unused;
+    fflush(NULL);
+    _exit(status);
+}
+
 /* Where address space is limited a thread that OpenBLAS starts at load may find none and ask for it
- * for ever; at a normal exit OpenBLAS would wait for that thread. Everything of ours is written and
- * closed by now. */
-static int leave(int code) {
+ * for ever; at a normal exit OpenBLAS would wait for that thread. What registers its end later than
+ * this, as MPI's does, is called before. */
+static void leave_threads_alone(void) {
     struct rlimit space;
-    if (getrlimit(RLIMIT_AS, &space) == 0 && space.rlim_cur != RLIM_INFINITY) {
-        fflush(stderr);
-        _exit(code);
-    }
-    return code;
+    if (getrlimit(RLIMIT_AS, &space) == 0 && space.rlim_cur != RLIM_INFINITY)
+        on_exit(leave, NULL);
 }
 
 int main(int argc, char **argv) {
     if (!hold_standard_streams())
         return MZ_EINTERNAL;
+    leave_threads_alone();
     catch_signals();
     mz_app app = {.out = stdout,
                   .log = mz_log_make(stderr, 0),
@@ -203,5 +207,5 @@ int main(int argc, char **argv) {
     }
     if (code)
         print_error(&app.log, command, &err);
-    return leave(mz_exit_code(code));
+    return mz_exit_code(code);
 }
