@@ -7,6 +7,7 @@
 #include "replay/cmd.h"
 #include "replay/kernel_code.h"
 #include "replay/refresh.h"
+#include "sim/cluster/profile.h"
 #include "traces/cmd.h"
 
 #include <errno.h>
@@ -303,6 +304,20 @@ static mz_code run_job(calibrate_job *job, mz_app *app, mz_err *err) {
     return code;
 }
 
+/* Before minutes of work: a profile that is not called so would be refused when it is read. */
+static mz_code check_name(const char *name, mz_err *err) {
+    errno = 0;
+    json_t *text = json_string(name); /* NULL where it is not UTF-8 */
+    const bool no_memory = !text && errno == ENOMEM, good = text && mz_profile_is_name(name);
+    json_decref(text);
+    if (no_memory)
+        return mz_fail_nomem(err, "the profile");
+    return good ? MZ_OK
+                : mz_fail(err, MZ_EINPUT,
+                          "--name is empty, holds control characters or is not UTF-8; give one "
+                          "line of text");
+}
+
 static mz_code check_args(const calibrate_args *a, const bool *seen, mz_err *err) {
     for (int i = 0; a->refresh && i < calibrate_spec.count; i++)
         if (seen[i] &&
@@ -313,7 +328,7 @@ static mz_code check_args(const calibrate_args *a, const bool *seen, mz_err *err
                            calibrate_options[i].name);
     if ((a->hidden > 0) != (a->inter > 0))
         return mz_fail(err, MZ_EINPUT, "--hidden and --inter go together: a shape has both");
-    return MZ_OK;
+    return check_name(a->name, err);
 }
 
 mz_code mz_cmd_calibrate(mz_app *app, int argc, char **argv, mz_err *err) {

@@ -218,8 +218,7 @@ static mz_code read_measured(mz_json *root, const char *path, mz_cluster *cluste
     return MZ_OK;
 }
 
-/* Tables print the name as it is. */
-static bool is_name(const char *text) {
+bool mz_profile_is_name(const char *text) {
     const char *c = text;
     while (*c && !iscntrl((unsigned char)*c))
         c++;
@@ -229,7 +228,7 @@ static bool is_name(const char *text) {
 static mz_code read_texts(mz_json *root, mz_cluster *cluster, mz_err *err) {
     const char *name, *description;
     mz_code code = mz_json_string(root, "name", &name, err);
-    if (code == MZ_OK && !is_name(name))
+    if (code == MZ_OK && !mz_profile_is_name(name))
         return mz_fail(err, MZ_EINPUT,
                        "%s: 'name' is empty or holds control characters; give one line of text",
                        root->where);

@@ -51,6 +51,9 @@ typedef struct mz_profile {
     double value[MZ_FIELDS];
 } mz_profile;
 
+/* Whether a profile may be called so: a line of text, not empty, as tables print it as it is. */
+bool mz_profile_is_name(const char *text);
+
 /* Reads the file into `profile` and the name, description, planner table and resolved values of
  * `cluster`. */
 mz_code mz_profile_read(const char *path, mz_profile *profile, mz_cluster *cluster, mz_err *err);

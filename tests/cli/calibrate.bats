@@ -63,6 +63,11 @@ assert "extrapolated" not in r["cluster"]["measured"]'
 surplus|surplus
 -o /nowhere/here.json|/nowhere
 END
+    # a name that no profile can have, before minutes of work
+    for name in '' $'two\nlines' $'\t' $'caf\xe9'; do
+        fails 2 "--name is empty, holds control characters or is not UTF-8" timeout 20 "$mizan" calibrate -o here.json --name "$name"
+    done
+    only_files
 }
 
 # The product alone where the profile has no other time; both where it has; a record of it.
