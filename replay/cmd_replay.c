@@ -391,7 +391,8 @@ static mz_code execute(replay_job *job, mz_app *app, mz_err *err) {
                                        .verify = a->verify == 1,
                                        .digest = a->digest,
                                        .seed = (uint64_t)a->seed,
-                                       .fault = job->fault};
+                                       .fault = job->fault,
+                                       .stop = app->stop};
     code = mz_replay_create(&options, job->policies, job->count, job->kernels, job->transport,
                             &job->replay, err);
     if (code != MZ_OK)

@@ -8,6 +8,7 @@
 #include "common/base/digest.h"
 #include "sim/policy/lrmoe.h"
 
+#include <math.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -47,7 +48,6 @@ struct mz_replay {
     int32_t ranks, local, layers, experts;
     mz_replay_steps *steps;
     mz_probe *probe;
-    const volatile sig_atomic_t *stop;
     int64_t executed; /* steps of all policies and passes */
     int64_t reserved; /* by all heaps together: the most */
     bool dealt, side_by_side;
@@ -67,7 +67,7 @@ struct mz_replay {
 static mz_code notice(void *self, int32_t rank, mz_phase phase, int32_t layer, mz_err *err) {
     mz_replay *r = self;
     const mz_fault *f = &r->options.fault;
-    if (r->stop && *r->stop)
+    if (r->options.stop && *r->options.stop)
         return mz_fail(err, MZ_EABORTED, "interrupted in %s of layer %d", mz_phase_name(phase),
                        layer);
     if (f->kind == MZ_FAULT_NONE || f->kind == MZ_FAULT_MEMORY || f->phase != phase ||
@@ -128,7 +128,7 @@ static mz_code create_planner(mz_replay *r, replay_policy *p, mz_err *err) {
                                .ep = r->ranks,
                                .recompute = r->options.recompute,
                                .seed = r->options.seed,
-                               .stop = r->stop};
+                               .stop = r->options.stop};
     mz_planner_free(&p->planner);
     return mz_planner_create(p->text, &job, &p->planner, err);
 }
@@ -522,52 +522,67 @@ static mz_code run_pass(mz_replay *r, const mz_replay_window *window, int from, 
  * besides is of the same order at most. */
 static double resident_bytes(const mz_replay *r) {
     const mz_model *m = r->options.model;
+    const double value_bytes = r->options.type == MZ_F32 ? 4 : 2;
     double bytes = 0;
     for (int64_t i = 0; i < m->tensors; i++) {
         const mz_tensor *t = &m->tensor[i];
         const double values = (double)t->rows * (double)t->cols * (double)t->count;
-        bytes += 2 * values * t->bytes_per_value +
+        bytes += 2 * values * value_bytes +
                  (double)mz_optimizer_state_bytes(r->options.optimizer, t) * (double)t->count;
     }
     return bytes / r->transport->processes;
 }
 
-/* All processes decide alike: the one with the least room for all. */
-static mz_code choose_order(mz_replay *r, mz_err *err) {
-    int32_t least = 1;
-    r->side_by_side = r->policies > 1 && r->options.order == MZ_ORDER_STEPS;
-    if (r->policies == 1 || r->options.order != MZ_ORDER_AUTO)
-        return MZ_OK;
-    const double need = 2 * resident_bytes(r) * r->policies * mz_transport_sharing(r->transport);
+/* Of the process with the least available; known: every process can tell. */
+typedef struct replay_room {
+    double need; /* bytes of one policy, by all processes that share what is available */
+    double available;
+    bool known;
+} replay_room;
+
+/* All processes get the same answer, so that they decide alike. */
+static mz_code look_for_room(const mz_replay *r, replay_room *room, mz_err *err) {
     size_t available = 0; /* where that cannot be told, too */
     mz_kernels_memory(r->kernels, NULL, &available);
-    const int32_t fits = need < 0.7 * (double)available;
-    int32_t *own = mz_calloc((size_t)(r->local + r->ranks), sizeof *own);
+    double(*own)[2] = mz_calloc((size_t)(r->local + r->ranks), sizeof *own);
     if (!own)
         return mz_fail_nomem(err, "a replay");
-    for (int32_t i = 0; i < r->local; i++)
-        own[i] = fits;
-    mz_code code = mz_transport_gather(r->transport, own, sizeof *own, own + r->local, err);
-    for (int32_t g = 0; g < r->ranks; g++)
-        least = own[r->local + g] < least ? own[r->local + g] : least;
+    for (int32_t i = 0; i < r->local; i++) {
+        own[i][0] = resident_bytes(r) * mz_transport_sharing(r->transport);
+        own[i][1] = (double)available;
+    }
+    double(*all)[2] = own + r->local;
+    const mz_code code = mz_transport_gather(r->transport, own, sizeof *own, all, err);
+    *room = (replay_room){.need = own[0][0], .available = INFINITY, .known = true};
+    for (int32_t g = 0; code == MZ_OK && g < r->ranks; g++) {
+        const bool known = all[g][1] > 0;
+        room->known = room->known && known;
+        if (known && all[g][1] / all[g][0] < room->available / room->need) {
+            room->need = all[g][0];
+            room->available = all[g][1];
+        }
+    }
     free(own);
-    r->side_by_side = least == 1;
     return code;
+}
+
+static bool takes_turns(const mz_replay *r, const replay_room *room) {
+    if (r->policies == 1 || r->options.order != MZ_ORDER_AUTO)
+        return r->policies > 1 && r->options.order == MZ_ORDER_STEPS;
+    return room->known && 2 * room->need * r->policies < 0.7 * room->available;
 }
 
 /* What is held throughout must be there before the work: the system gives out more than it has and
  * then ends a process without a word. */
-static mz_code must_fit(const mz_replay *r, mz_err *err) {
+static mz_code must_fit(const mz_replay *r, const replay_room *room, mz_err *err) {
     const int together = r->side_by_side ? r->policies : 1;
-    const double need = resident_bytes(r) * together * mz_transport_sharing(r->transport);
-    size_t available = 0; /* where that cannot be told, too */
-    mz_kernels_memory(r->kernels, NULL, &available);
-    if (available == 0 || need <= (double)available)
+    const double need = room->need * together;
+    if (need <= room->available)
         return MZ_OK;
     return mz_fail(err, MZ_EINPUT,
                    "weights, gradients and optimizer state of the experts take %.1f GiB here, %.1f "
                    "GiB are free: give smaller --hidden and --inter or fewer --layers%s",
-                   need / 1073741824.0, (double)available / 1073741824.0,
+                   need / 1073741824.0, room->available / 1073741824.0,
                    together > 1 ? ", or --order policies" : "");
 }
 
@@ -592,11 +607,13 @@ static void warn_of_limits(const mz_replay *r, mz_app *app) {
 }
 
 mz_code mz_replay_run(mz_replay *r, const mz_replay_window *window, mz_app *app, mz_err *err) {
-    r->stop = app->stop;
     warn_of_limits(r, app);
-    mz_code code = choose_order(r, err);
-    if (code == MZ_OK)
-        code = must_fit(r, err);
+    replay_room room = {0};
+    mz_code code = look_for_room(r, &room, err);
+    if (code == MZ_OK) {
+        r->side_by_side = takes_turns(r, &room);
+        code = must_fit(r, &room, err);
+    }
     const int batch = r->side_by_side ? r->policies : 1;
     const int64_t passes = window->steps * r->options.repeat + r->options.warmup;
     mz_progress progress = mz_progress_start(&app->log, "replaying", "steps", passes * r->policies);

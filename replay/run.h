@@ -15,6 +15,8 @@
 #include "sim/cluster/cluster.h"
 #include "sim/model/model.h"
 
+#include <signal.h>
+
 /* What a test asks to go wrong (man page): in step `step` (of all that are executed, from 0), when
  * `rank` has done its part of `phase`, or before its exchange. */
 typedef enum mz_fault_kind {
@@ -48,6 +50,7 @@ typedef struct mz_replay_options {
     bool verify, digest;
     uint64_t seed;
     mz_fault fault;
+    const volatile sig_atomic_t *stop; /* once set: MZ_EABORTED, soon; NULL: never */
 } mz_replay_options;
 
 /* The window from its first step on; what the last call gave is gone. */

@@ -592,5 +592,7 @@ interrupted_while_busy() {
     local sim=("$mizan" -q sim --trace "$example" --model olmoe-1b-7b --cluster a100-80gb:8)
     interrupted_while_busy "in decide" "$mizan" -q place --policy './faulty.so[what=busy]' --counts small.csv --ranks 4
     interrupted_while_busy "while it was loaded" "${sim[@]}" --policy './faulty.so[what=busy,when=init]'
+    interrupted_while_busy "while it was loaded" "$mizan" -q replay --trace "$example" --model olmoe-1b-7b --threads 1 --hidden 64 --inter 32 \
+        --layers 2 --steps 1 --policy './faulty.so[what=busy,when=init]'
     interrupted_while_busy "in route" "${sim[@]}" --policy './faulty.so[what=busy,when=route]'
 }

@@ -202,6 +202,16 @@ warmup_of() { # OPTION...: as the result has it
     rm empty.h5 config.json
     # more than any machine has, said before any of it is asked for
     fails 2 "GiB are free: give smaller --hidden" "${replay[@]}" --hidden 262144 --inter 262144 --layers 2 --steps 1
+    "$python" - "${replay[@]}" <<'EOF2'
+import re, subprocess, sys
+# 64 experts of 2 layers, weights and gradients: two bytes more of either
+more = 2 * 2 * 64 * 2 * 3 * 262144 ** 2 / 2 ** 30
+need = {}
+for type in ("bf16", "f32"):
+    r = subprocess.run(sys.argv[1:] + ["--hidden", "262144", "--inter", "262144", "--layers", "2", "--steps", "1", "--type", type], capture_output=True, text=True)
+    need[type] = float(re.search(r"take ([\d.]+) GiB here", r.stderr)[1])
+assert abs(need["f32"] - need["bf16"] - more) < 1, (need, more)
+EOF2
     fails 2 "--policy" "${replay[@]}" "${small[@]}" --policy 'static,'
     MIZAN_REPLAY_FAULT=kill:nowhere:0:0 fails 2 "not kill, hang or corrupt" "${replay[@]}" "${small[@]}"
     only_files

@@ -5,6 +5,7 @@
 #include "replay/kernel_code.h"
 #include "replay/probe.h"
 #include "replay/run.h"
+#include "replay/transport_kind.h"
 #include "sim/model/resize.h"
 #include "tests/harness.h"
 #include "tests/replay/nomem.h"
@@ -124,7 +125,7 @@ static mz_code open_machine(job *j) {
     return code == MZ_OK ? mz_transport_attach(j->transport, j->kernels, &j->err) : code;
 }
 
-static mz_code whole_job(job *j, mz_app *app) {
+static mz_code create(job *j) {
     const window *w = j->window;
     const mz_replay_options options = {.model = w->model,
                                        .cluster = w->cluster,
@@ -135,12 +136,16 @@ static mz_code whole_job(job *j, mz_app *app) {
                                        .verify = true,
                                        .digest = true,
                                        .seed = 1};
+    return mz_replay_create(&options, j->policy, j->policies, j->kernels, j->transport, &j->replay,
+                            &j->err);
+}
+
+static mz_code whole_job(job *j, mz_app *app) {
     const mz_replay_window steps = {j->window, restart, 1};
     mz_run run;
     mz_code code = open_machine(j);
     if (code == MZ_OK)
-        code = mz_replay_create(&options, j->policy, j->policies, j->kernels, j->transport,
-                                &j->replay, &j->err);
+        code = create(j);
     if (code == MZ_OK)
         code = mz_replay_run(j->replay, &steps, app, &j->err);
     for (int p = 0; code == MZ_OK && p < j->policies; p++) {
@@ -198,7 +203,57 @@ static void every_allocation(void **state) {
     window_close(&w);
 }
 
+/* ---- processes decide alike --------------------------------------------------------------------
+ */
+
+/* A transport whose other process, of the last rank, has so much available. */
+static struct {
+    mz_transport_kind kind;
+    int32_t ranks;
+    bool armed;
+    double available;
+} fake;
+
+static mz_code fake_gather(mz_transport *t, const void *mine, size_t bytes, void *all,
+                           mz_err *err) {
+    memcpy(all, mine, bytes);
+    if (fake.armed && bytes == (size_t)fake.ranks * 2 * sizeof(double))
+        ((double *)all)[2 * fake.ranks - 1] = fake.available;
+    fake.armed = false;
+    return MZ_OK;
+}
+
+/* What one process has no room for, none begins: the others would wait for it. */
+static void no_room_elsewhere(void **state) {
+    window w;
+    window_open(&w, 5);
+    for (int fits = 0; fits < 2; fits++) {
+        mz_app app = {.log = mz_log_make(NULL, -1), .version = "0"};
+        job j = {.window = &w, .policy = {"static"}, .policies = 1};
+        assert_ok(open_machine(&j), &j.err);
+        fake.kind = *j.transport->kind;
+        fake.kind.gather = fake_gather;
+        fake.ranks = j.transport->ranks;
+        fake.available = fits ? 1e12 : 1;
+        j.transport->kind = &fake.kind;
+        assert_ok(create(&j), &j.err);
+        fake.armed = true;
+        const mz_replay_window steps = {&w, restart, 1};
+        if (fits)
+            assert_ok(mz_replay_run(j.replay, &steps, &app, &j.err), &j.err);
+        else
+            assert_fails(mz_replay_run(j.replay, &steps, &app, &j.err), MZ_EINPUT,
+                         "0.0 GiB are free", &j.err);
+        assert_false(fake.armed);
+        mz_replay_free(&j.replay);
+        mz_kernels_close(&j.kernels);
+        mz_transport_close(&j.transport);
+    }
+    window_close(&w);
+}
+
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(every_allocation)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(every_allocation),
+                                       cmocka_unit_test(no_room_elsewhere)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
