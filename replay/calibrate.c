@@ -324,7 +324,8 @@ static mz_kstatus take_memory(calibration *c) {
         status = mz_kernels_alloc(k, (size_t)bytes, (void **)&c->results);
     if (status == MZ_K_OK)
         status = mz_kernels_zero(k, 0, c->results, (size_t)bytes);
-    c->blocks = most < CALIBRATE_BLOCKS ? (int32_t)most : CALIBRATE_BLOCKS;
+    /* In a single one the part of a call would lie in that of the call before. */
+    c->blocks = most < 2 ? 0 : most < CALIBRATE_BLOCKS ? (int32_t)most : CALIBRATE_BLOCKS;
     for (int32_t i = 0; status == MZ_K_OK && i < c->blocks; i++) {
         status = mz_kernels_alloc(k, CALIBRATE_BLOCK, (void **)&c->short_inputs.block[i]);
         if (status == MZ_K_OK)

@@ -37,10 +37,10 @@ typedef struct calibration {
     mz_app *app;
     mz_arena *arena;
     mz_measured *measured;
-    char *inputs, *results; /* pools; results are zero at first, inputs never written */
+    char *inputs, *results; /* pools; results are zero at first */
     int64_t input_at, result_at;
     calibrate_blocks short_inputs, short_results; /* likewise */
-    int32_t blocks;                               /* of each; 0: the pools are short themselves */
+    int32_t blocks;                               /* of each; 0: two do not fit beside the pools */
     void *scratch;                                /* workspace of operations */
     size_t scratch_bytes;
     /* lists of pair numbers, most of them: 0, 1, 2, ...; in a random order; experts of pairs */

@@ -268,6 +268,44 @@ static void a_small_run_measures_every_kind(void **state) {
     mz_arena_free(&arena);
 }
 
+/* Blocks that a calibration with such pools takes before its first sample. */
+static int64_t blocks_taken;
+
+static mz_kstatus counted_alloc(mz_kernels *k, size_t bytes, void **memory) {
+    blocks_taken += bytes == CALIBRATE_BLOCK;
+    return noted.real->alloc(k, bytes, memory);
+}
+
+/* Half a pool beside it, in two blocks or none: in a single one a call's part would lie in that of
+ * the call before. */
+static void short_parts_have_several_blocks(void **state) {
+    static const struct {
+        int64_t pool_mib, blocks; /* for inputs and for results */
+    } cases[] = {{29, 0}, {32, 0}, {59, 0}, {60, 2}, {100, 3}};
+    const volatile sig_atomic_t stop = 1;
+    (void)state;
+    for (int i = 0; i < COUNT_OF(cases); i++) {
+        mz_err err;
+        small_machine m;
+        mz_arena arena = {0};
+        mz_measured measured = {0};
+        mz_wire wire = {0};
+        mz_app app = {.stop = &stop};
+        assert_ok(small_machine_open(&m, 1, 3, cases[i].pool_mib << 20, &err), &err);
+        noted = (noting){.ops = *m.kernels->ops, .real = m.kernels->ops};
+        noted.ops.alloc = counted_alloc;
+        m.kernels->ops = &noted.ops;
+        blocks_taken = 0;
+        assert_int_equal(
+            mz_calibrate(m.kernels, m.transport, &m.options, &app, &arena, &measured, &wire, &err),
+            MZ_EABORTED);
+        assert_int_equal(blocks_taken, 2 * cases[i].blocks);
+        m.kernels->ops = noted.real;
+        small_machine_close(&m);
+        mz_arena_free(&arena);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(fits_recover_terms),
@@ -276,6 +314,7 @@ int main(void) {
         cmocka_unit_test(the_slower_process_lags),
         cmocka_unit_test(a_failed_exchange_has_its_error),
         cmocka_unit_test(samples_as_phases_run),
+        cmocka_unit_test(short_parts_have_several_blocks),
         cmocka_unit_test(a_small_run_measures_every_kind),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
