@@ -120,13 +120,15 @@ static mz_code many(mz_transport *t, mz_err *err) {
         lane[2 * i] = (mz_lane){0, last, send + i * BYTES, receive + i * BYTES, BYTES};
         lane[2 * i + 1] = (mz_lane){last, 0, send + i * BYTES, receive + i * BYTES, BYTES};
     }
+    int slow = 0; /* rounds; the first one is not timed, one may be somebody else's doing */
     for (int round = 0; code == MZ_OK && round < 6; round++) {
         code = mz_transport_barrier(t, err);
         const double start = mz_now();
         if (code == MZ_OK)
             code = mz_transport_exchange(t, lane, 2 * MESSAGES, NULL, err);
         const double took = mz_now() - start;
-        if (code == MZ_OK && took > 0.9e-3 * PAUSE_MS)
+        slow += round > 0 && took > 0.9e-3 * PAUSE_MS;
+        if (code == MZ_OK && slow > 1)
             code = mz_fail(err, MZ_ECHECK, "round %d took %.3f s: another's pause", round, took);
         if (t->process == round % 2)
             usleep(1000 * PAUSE_MS);
