@@ -67,7 +67,7 @@ run_of() { "$python" -c 'import h5py, sys; print(h5py.File("t.h5")["run"].attrs.
         run grep "normalized" said
         [ "$status" -eq 1 ]
     done
-    for importer in speculative:"log.jsonl: line 1: gating_probs" esft-text:"expert_weights_1.txt and the other layers: token 0, layer 0: the weights"; do
+    for importer in speculative:"log.jsonl: line 1: gating_probs" esft-text:"expert_weights_1.txt: line 1: token 0: the weights"; do
         files=$(make ${importer%%:*}) # weights that sum to less
         said=$(options ${importer%%:*})
         fails 2 "${importer#*:} sum to " "$mizan" trace import -q $files $said --normalized yes -o u.h5
@@ -87,11 +87,61 @@ w[8500, 1, 0] = 0.75
 np.save("w.npy", w)'
     said="--experts 4 --phase decode --weights w.npy"
     for more in "" "--normalized yes"; do
-        fails 2 "w.npy: token 8500, layer 1: the weights sum to 1.25, not to 1" "$mizan" trace import -q ids.npy $said $more -o u.h5
+        fails 2 "w.npy: [8500, 1]: the weights sum to 1.25, not to 1" "$mizan" trace import -q ids.npy $said $more -o u.h5
     done
     "$mizan" trace import -q ids.npy $said --normalized no -o t.h5
     fails 2 "--normalized: has no meaning without --weights" \
         "$mizan" trace import -q ids.npy --experts 4 --phase decode --normalized yes -o u.h5
+    [ ! -e u.h5 ]
+}
+
+@test "weights that do not sum to 1 are named by their place in their file" {
+    "$python" -c 'import numpy as np
+ids = np.tile(np.array([[0, 0], [3, 1], [2, 1]], np.uint8), (9, 1, 1)) # a dense layer
+ids[1] = 0 # a filler
+w = np.full(ids.shape, 0.5, np.float32)
+w[:, 0] = w[1] = 0
+w[3] = 0 # a token that was not weighed
+np.save("ids.npy", ids)
+np.save("w.npy", w)
+w[7, 2, 0] = 0.75
+np.save("off.npy", w)
+bits = np.random.default_rng(3).dirichlet(np.ones(2), ids.shape[:2]).astype(np.float32).view(np.uint32) & 0xffff0000
+np.save("bf16.npy", bits.view(np.float32))
+assert 0.003 < abs(bits.view(np.float32).sum(2) - 1).max() < 0.0079'
+    said="--experts 4 --phase decode --weights"
+    for weights in w.npy bf16.npy; do
+        for more in "" "--normalized yes"; do
+            "$mizan" trace import -q ids.npy $said $weights $more -o t.h5
+            "$python" -c 'import h5py; f = h5py.File("t.h5"); assert f["model"].attrs["weights_normalized"] and list(f["calls/tokens"]) == [8, 8]'
+        done
+    done
+    fails 2 "trace: off.npy: [7, 2]: the weights sum to 1.25, not to 1" \
+        "$mizan" trace import -q ids.npy $said off.npy --normalized yes -o u.h5
+    printf '1\t2\t3\t4\t\t0.5\t0.5\t0.5\t0.5\n1\t2\t3\t4\t\t0.5\t0.5\t0\t0\n' >expert_weights_3.txt
+    sed '2s/0$/0.25/' expert_weights_3.txt >expert_weights_7.txt
+    fails 2 "trace: expert_weights_7.txt: line 2: token 1: the weights sum to 0.25, not to 1" \
+        "$mizan" trace import -q expert_weights_3.txt expert_weights_7.txt --experts 8 --top-k 2 --phase decode -o u.h5
+    make gpt-oss-json
+    "$python" -c 'import json
+r = json.load(open("prints.json"))
+r["router_data"][1]["token_6"]["layer_1"]["selected_probs"] = [0.5, 0.25]
+json.dump(r, open("more.json", "w"))'
+    fails 2 "trace: more.json: router_data[1].token_6.layer_1: selected_probs sum to 0.75, not to 1" \
+        "$mizan" trace import -q prints.json more.json --experts 8 -o u.h5
+    [ ! -e u.h5 ]
+}
+
+@test "weights of rows that are left out are not held against --normalized yes" {
+    make vllm-logger
+    said="--experts 8 --phase decode --normalized yes"
+    sed '2s/0.75/0.5/' log.jsonl >off.jsonl
+    fails 2 "trace: off.jsonl: line 2: topk_weights sum to 0.75, not to 1" "$mizan" trace import -q off.jsonl $said -o u.h5
+    "$mizan" trace import -q off.jsonl $said --skip-rows 2 -o t.h5
+    # A profiling run: many rows like the first one.
+    { for ((i = 0; i < 40; i++)); do sed -n 2p off.jsonl; done && sed 1d log.jsonl; } >profiled.jsonl
+    "$mizan" trace import -q profiled.jsonl $said -o t.h5
+    "$python" -c 'import h5py; assert list(h5py.File("t.h5")["calls/tokens"]) == [3, 3]'
     [ ! -e u.h5 ]
 }
 

@@ -137,15 +137,34 @@ mz_code mz_import_lines(const mz_app *app, const char *path,
     return code;
 }
 
-mz_code mz_jsonl_gates(const mz_jsonl *lines, const char *what, const json_t *array,
-                       const mz_trace_facts *facts, float *weight, mz_err *err) {
-    mz_code code = mz_jsonl_weights(lines, what, array, facts->top_k, weight, err);
-    double sum = code ? 1 : mz_weights_sum(weight, facts->top_k);
-    if (facts->weights_normalized && !mz_is_one(sum))
-        return mz_jsonl_fail(
-            lines, err, "%s sum to %.4g, not to 1 as --normalized yes says: pass --normalized no",
-            what, sum);
-    return code;
+static double sum_of(const float *weight, int32_t top_k) {
+    double sum = 0;
+    for (int32_t i = 0; i < top_k; i++)
+        sum += weight[i];
+    return sum;
+}
+
+static bool is_one(double sum) {
+    return fabs(sum - 1) < 0.01; /* bfloat16, cut off, leaves up to 2^-7 away */
+}
+
+mz_code mz_weights_fit(const char *what, const float *weight, const mz_trace_facts *facts,
+                       mz_err *err) {
+    double sum = facts->weights_normalized ? sum_of(weight, facts->top_k) : 1;
+    if (sum == 0 || is_one(sum))
+        return MZ_OK;
+    return mz_fail(err, MZ_EINPUT,
+                   "%s sum to %.4g, not to 1 as --normalized yes or the tokens before say: pass "
+                   "--normalized no",
+                   what, sum);
+}
+
+mz_code mz_jsonl_fit(const mz_jsonl *lines, const char *what, const float *weight,
+                     const mz_trace_facts *facts, mz_err *err) {
+    mz_code code = mz_weights_fit(what, weight, facts, err);
+    return code ? mz_err_prefix(err, "%s: line %lld", mz_input_path(lines->input),
+                                (long long)mz_input_line_number(lines->input))
+                : MZ_OK;
 }
 
 const char *mz_base_name(const char *path) {
@@ -237,20 +256,9 @@ void mz_sequence_free(mz_sequence *sequence) {
     *sequence = (mz_sequence){0};
 }
 
-double mz_weights_sum(const float *weight, int32_t top_k) {
-    double sum = 0;
-    for (int32_t i = 0; i < top_k; i++)
-        sum += weight[i];
-    return sum;
-}
-
-bool mz_is_one(double sum) {
-    return fabs(sum - 1) < 0.01; /* four roundings of 2^-11 and some margin */
-}
-
 bool mz_weights_normalized(const float *weight, int64_t rows, int32_t top_k) {
     for (int64_t r = 0; r < rows; r++)
-        if (!mz_is_one(mz_weights_sum(weight + r * top_k, top_k)))
+        if (!is_one(sum_of(weight + r * top_k, top_k)))
             return false;
     return true;
 }
@@ -313,27 +321,15 @@ float *mz_block_weight(mz_block *block) {
 }
 
 /* Counts the rows of weights just filled in that do not sum to 1. */
-static mz_code check_weights(mz_block *block, int64_t tokens, mz_err *err) {
+static void count_off(mz_block *block, int64_t tokens) {
     const float *weight = mz_block_weight(block);
-    for (int64_t r = 0; r < tokens * block->layers; r++, weight += block->top_k) {
-        double sum = mz_weights_sum(weight, block->top_k);
-        if (mz_is_one(sum))
-            continue;
-        if (block->normalized)
-            return mz_fail(err, MZ_EINPUT,
-                           "token %lld, layer %lld: the weights sum to %.4g, not to 1 as "
-                           "--normalized yes or the tokens before say: pass --normalized no",
-                           (long long)(block->written + block->tokens + r / block->layers),
-                           (long long)(r % block->layers), sum);
-        block->off++;
-    }
-    return MZ_OK;
+    for (int64_t r = 0; r < tokens * block->layers; r++, weight += block->top_k)
+        block->off += !is_one(sum_of(weight, block->top_k));
 }
 
 mz_code mz_block_end(mz_block *block, int64_t tokens, bool named, int32_t domain, mz_err *err) {
-    mz_code code = block->weights ? check_weights(block, tokens, err) : MZ_OK;
-    if (code)
-        return code;
+    if (block->weights)
+        count_off(block, tokens);
     if (named) {
         if (!mz_grow((void **)&block->sequence, &block->sequence_room, block->sequences + 1,
                      sizeof *block->sequence))

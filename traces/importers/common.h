@@ -48,10 +48,13 @@ mz_code mz_import_lines(const mz_app *app, const char *path,
                         mz_code (*take)(void *self, const mz_jsonl *line, mz_err *err), void *self,
                         mz_err *err);
 
-/* One token's gate weights out of `array`, as mz_jsonl_weights. MZ_EINPUT also when the facts say
- * that weights sum to 1, and these do not. */
-mz_code mz_jsonl_gates(const mz_jsonl *lines, const char *what, const json_t *array,
-                       const mz_trace_facts *facts, float *weight, mz_err *err);
+/* MZ_EINPUT, without a place: the facts say that the weights of a token sum to 1, and these do not.
+ * Weights that are all 0, as those of a token that was not weighed, are not held against that. */
+mz_code mz_weights_fit(const char *what, const float *weight, const mz_trace_facts *facts,
+                       mz_err *err);
+/* The same with the place of the line before the message. */
+mz_code mz_jsonl_fit(const mz_jsonl *lines, const char *what, const float *weight,
+                     const mz_trace_facts *facts, mz_err *err);
 
 const char *mz_base_name(const char *path);
 
@@ -89,10 +92,7 @@ mz_code mz_sequence_grow(mz_sequence *sequence, int64_t tokens, size_t row, bool
                          mz_err *err);
 void mz_sequence_free(mz_sequence *sequence);
 
-/* The sum of one token's weights, and whether a sum is 1 within what half precision rounds. */
-double mz_weights_sum(const float *weight, int32_t top_k);
-bool mz_is_one(double sum);
-/* Whether each of `rows` rows of top_k weights sums to 1. */
+/* Whether each of `rows` rows of top_k weights sums to 1 within what 16-bit floats round. */
 bool mz_weights_normalized(const float *weight, int64_t rows, int32_t top_k);
 
 /* Whole sequences waiting to become the calls of one block, token-major: expert and weight are
@@ -101,7 +101,6 @@ bool mz_weights_normalized(const float *weight, int64_t rows, int32_t top_k);
 typedef struct mz_block {
     int32_t layers, top_k;
     bool weights, step_per_block; /* blocks are steps, not micro-batches of step 0 */
-    bool normalized;              /* weights of a token must sum to 1 */
     int64_t off;                  /* rows of weights held that do not */
     int64_t tokens, room;         /* tokens held and allocated */
     uint16_t *expert, *layer_expert;
@@ -120,8 +119,7 @@ mz_code mz_block_begin(mz_block *block, int64_t tokens, mz_trace_writer *writer,
                        mz_import_report *report, mz_err *err);
 uint16_t *mz_block_expert(mz_block *block);
 float *mz_block_weight(mz_block *block);
-/* The tokens just filled in become one sequence; `named` false: they belong to none. MZ_EINPUT:
- * weights that must sum to 1 do not. */
+/* The tokens just filled in become one sequence; `named` false: they belong to none. */
 mz_code mz_block_end(mz_block *block, int64_t tokens, bool named, int32_t domain, mz_err *err);
 /* All three at once: a named sequence of `tokens` tokens [tokens][layers][top_k] (weight may be
  * NULL where the trace has none). */

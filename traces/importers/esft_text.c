@@ -91,7 +91,8 @@ static mz_code read_ids(esft_import *in, const mz_input *input, char *text, int6
 static mz_code read_weights(esft_import *in, const mz_input *input, char *text, int64_t tokens,
                             int32_t layer, mz_err *err) {
     int32_t k = in->facts.top_k, layers = in->facts.layers;
-    for (int64_t t = 0; t < tokens; t++)
+    for (int64_t t = 0; t < tokens; t++) {
+        float *weight = in->sequence.weight + (t * layers + layer) * k;
         for (int32_t i = 0; i < k; i++) {
             char *end;
             double value = strtod(text, &end);
@@ -101,9 +102,13 @@ static mz_code read_weights(esft_import *in, const mz_input *input, char *text, 
                                "least 0",
                                mz_input_path(input), (long long)mz_input_line_number(input),
                                (long long)t, (int)strcspn(text, "\t"), text);
-            in->sequence.weight[(t * layers + layer) * k + i] = (float)value;
+            weight[i] = (float)value;
             text = *end ? end + 1 : end;
         }
+        if (mz_weights_fit("the weights", weight, &in->facts, err))
+            return mz_err_prefix(err, "%s: line %lld: token %lld", mz_input_path(input),
+                                 (long long)mz_input_line_number(input), (long long)t);
+    }
     return MZ_OK;
 }
 
@@ -150,7 +155,6 @@ static mz_code create(esft_import *in, int64_t tokens, const char *output,
     in->block = (mz_block){.layers = in->facts.layers,
                            .top_k = in->facts.top_k,
                            .weights = true,
-                           .normalized = in->facts.weights_normalized,
                            .step_per_block = in->facts.step_meaning != MZ_STEP_NONE};
     return mz_trace_create(output, &in->facts, write, &in->writer, err);
 }

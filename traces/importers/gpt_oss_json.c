@@ -94,7 +94,8 @@ static mz_code read_layer(const json_import *in, json_t *layer, const char *wher
         expert[i] = (uint16_t)json_integer_value(id);
         weight[i] = (float)value;
     }
-    return MZ_OK;
+    mz_code code = mz_weights_fit("selected_probs", weight, &in->facts, err);
+    return code ? mz_err_prefix(err, "%s", where) : MZ_OK;
 }
 
 static mz_code read_token(const json_import *in, const char *path, json_t *entry, size_t index,
@@ -212,7 +213,6 @@ static mz_code read_file(json_import *in, const char *output, const mz_trace_wri
         if (in->options->weights_normalized < 0)
             in->facts.weights_normalized = mz_weights_normalized(
                 in->sequence.weight, in->tokens * in->facts.layers, in->facts.top_k);
-        in->block.normalized = in->facts.weights_normalized;
         code = mz_trace_create(output, &in->facts, write, &in->writer, err);
     }
     if (code)

@@ -119,7 +119,9 @@ static mz_code take_token(balance_import *in, const mz_jsonl *lines, const balan
         mz_jsonl_ids(lines, what, row, in->facts.top_k, in->facts.experts, in->expert, err);
     snprintf(what, sizeof what, "topk_weights[%lld]", (long long)key->token);
     if (!code && in->facts.has_weight)
-        code = mz_jsonl_gates(lines, what, weights, &in->facts, in->weight, err);
+        code = mz_jsonl_weights(lines, what, weights, in->facts.top_k, in->weight, err);
+    if (!code && in->facts.has_weight)
+        code = mz_jsonl_fit(lines, what, in->weight, &in->facts, err);
     if (code)
         return code;
     memcpy(in->record, key, at);

@@ -152,7 +152,6 @@ static mz_code open_weights(ids_import *in, const mz_import_options *options, mz
     in->facts.has_weight = in->block.weights = true;
     if (options->weights_normalized < 0)
         code = look_normalized(in, options->weights, &in->facts.weights_normalized, err);
-    in->block.normalized = in->facts.weights_normalized;
     return code;
 }
 
@@ -192,6 +191,9 @@ static mz_code read_weights(ids_import *in, float *weight, mz_err *err) {
                            mz_input_path(in->weights.input), (long long)in->token,
                            (long long)(i / k), (long long)(i % k), (double)value);
         *weight++ = value;
+        if (i % k == k - 1 && mz_weights_fit("the weights", weight - k, &in->facts, err))
+            return mz_err_prefix(err, "%s: [%lld, %lld]", mz_input_path(in->weights.input),
+                                 (long long)in->token, (long long)(i / k));
     }
     return code;
 }
@@ -246,8 +248,7 @@ static mz_code read_block(ids_import *in, int64_t tokens, bool last, bool named,
                  "rows of dense layers (all zero)");
     if (code || taken == 0)
         return code;
-    code = mz_block_end(&in->block, taken, named, domain, err);
-    return code == MZ_EINPUT ? mz_err_prefix(err, "%s", mz_input_path(in->weights.input)) : code;
+    return mz_block_end(&in->block, taken, named, domain, err);
 }
 
 static mz_code next_sequence(ids_import *in, bool *end, mz_err *err) {

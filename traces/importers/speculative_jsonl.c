@@ -88,6 +88,8 @@ static mz_code take_row(void *self, const mz_jsonl *lines, mz_err *err) {
                             in->facts.top_k, in->facts.experts, in->expert, err);
     if (!code)
         code = mz_tokens_weights(&in->tokens, lines, "gating_probs", in->weight, err);
+    if (!code && in->facts.has_weight)
+        code = mz_jsonl_fit(lines, "gating_probs", in->weight, &in->facts, err);
     return code ? code
                 : mz_tokens_add(&in->tokens, sequence, token, layer, in->expert, in->weight, err);
 }

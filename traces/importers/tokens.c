@@ -43,7 +43,7 @@ mz_code mz_tokens_weights(const mz_tokens *tokens, const mz_jsonl *lines, const 
                           float *weight, mz_err *err) {
     const json_t *array = json_object_get(lines->object, key);
     if (tokens->facts->has_weight)
-        return mz_jsonl_gates(lines, key, array, tokens->facts, weight, err);
+        return mz_jsonl_weights(lines, key, array, tokens->facts->top_k, weight, err);
     return array ? mz_jsonl_fail(lines, err, "\"%s\", which the first row has not", key) : MZ_OK;
 }
 

@@ -27,8 +27,8 @@ mz_tokens mz_tokens_make(mz_trace_facts *facts, const char *output);
 mz_code mz_tokens_sequence(mz_tokens *tokens, const char *name, int32_t domain, int32_t *sequence,
                            mz_err *err);
 /* The gate weights of a row of JSON, its member `key`; nothing where the trace has none. MZ_EINPUT:
- * the row has no weights but the trace has, or the other way round, or --normalized yes was said
- * and they do not sum to 1. */
+ * the row has no weights but the trace has, or the other way round. Those of rows that are kept are
+ * the caller's to hold against their sum. */
 mz_code mz_tokens_weights(const mz_tokens *tokens, const mz_jsonl *lines, const char *key,
                           float *weight, mz_err *err);
 /* Adds a row. It is checked by the caller. `weight` may be NULL where the trace has none. */

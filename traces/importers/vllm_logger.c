@@ -15,6 +15,7 @@
 #include <string.h>
 
 enum { PROFILE_ROWS = 32 };
+static const char WEIGHTS[] = "topk_weights";
 
 typedef struct logger_row {
     int32_t sequence;
@@ -26,12 +27,13 @@ typedef struct logger_row {
 /* A row that equals the first one of its layer. */
 typedef struct equal_row {
     int32_t sequence;
-    int64_t token;
+    int64_t token, line;
     size_t first; /* of the layers' first rows */
 } equal_row;
 
 typedef struct logger_import {
     const mz_import_options *options;
+    const char *path; /* of the current file */
     mz_trace_facts facts;
     mz_tokens tokens;
     int64_t top_k, experts; /* of the meta line, 0 unknown */
@@ -91,7 +93,7 @@ static mz_code take_facts(logger_import *in, const mz_jsonl *lines, mz_err *err)
                              MZ_MAX_TOP_K);
     in->facts.top_k = (int32_t)top_k;
     in->facts.experts = (int32_t)experts;
-    in->facts.has_weight = json_object_get(lines->object, "topk_weights") != NULL;
+    in->facts.has_weight = json_object_get(lines->object, WEIGHTS) != NULL;
     in->row.expert = mz_calloc((size_t)top_k, sizeof *in->row.expert);
     in->row.weight = mz_calloc((size_t)top_k, sizeof *in->row.weight);
     return in->row.expert && in->row.weight ? MZ_OK : mz_fail_nomem(err, "a row");
@@ -116,7 +118,7 @@ static mz_code read_row(logger_import *in, const mz_jsonl *lines, mz_err *err) {
     if (!code)
         code = mz_jsonl_ids(lines, "topk_ids", json_object_get(object, "topk_ids"), in->facts.top_k,
                             in->facts.experts, in->row.expert, err);
-    return code ? code : mz_tokens_weights(&in->tokens, lines, "topk_weights", in->row.weight, err);
+    return code ? code : mz_tokens_weights(&in->tokens, lines, WEIGHTS, in->row.weight, err);
 }
 
 /* Whether the row equals row *first, the first one of its layer (which it may be). */
@@ -142,30 +144,36 @@ static mz_code like_first(logger_import *in, bool *like, size_t *first, mz_err *
     return MZ_OK;
 }
 
+/* One of the equal rows, which are no profiling, to the tokens. */
+static mz_code keep_equal(logger_import *in, const equal_row *row, mz_err *err) {
+    size_t k = (size_t)in->facts.top_k;
+    const float *weight = in->first_weight + row->first * k;
+    mz_code code = in->facts.has_weight ? mz_weights_fit(WEIGHTS, weight, &in->facts, err) : MZ_OK;
+    if (code)
+        return mz_err_prefix(err, "%s: line %lld", in->path, (long long)row->line);
+    return mz_tokens_add(&in->tokens, row->sequence, row->token, in->first_layer[row->first],
+                         in->first_expert + row->first * k, weight, err);
+}
+
 /* The run of equal rows at the start of the file has ended: profiling, or the log itself. */
 static mz_code end_start(logger_import *in, mz_err *err) {
-    size_t k = (size_t)in->facts.top_k;
     mz_code code = MZ_OK;
     if (in->equals >= PROFILE_ROWS)
         in->report->skipped += in->equals;
-    for (int64_t i = 0; in->equals < PROFILE_ROWS && i < in->equals && !code; i++) {
-        const equal_row *row = &in->equal[i];
-        code = mz_tokens_add(&in->tokens, row->sequence, row->token, in->first_layer[row->first],
-                             in->first_expert + row->first * k, in->first_weight + row->first * k,
-                             err);
-    }
+    for (int64_t i = 0; in->equals < PROFILE_ROWS && i < in->equals && !code; i++)
+        code = keep_equal(in, &in->equal[i], err);
     in->started = true;
     return code;
 }
 
 /* A row before the first one that differs; *taken: it is one of the equal ones. */
-static mz_code take_start(logger_import *in, bool *taken, mz_err *err) {
+static mz_code take_start(logger_import *in, int64_t line, bool *taken, mz_err *err) {
     size_t first;
     mz_code code = like_first(in, taken, &first, err);
     if (code || !*taken)
         return code ? code : end_start(in, err);
     if (in->equals < PROFILE_ROWS)
-        in->equal[in->equals] = (equal_row){in->row.sequence, in->row.token, first};
+        in->equal[in->equals] = (equal_row){in->row.sequence, in->row.token, line, first};
     in->equals++;
     return MZ_OK;
 }
@@ -182,7 +190,9 @@ static mz_code take_row(logger_import *in, const mz_jsonl *lines, mz_err *err) {
         return MZ_OK;
     }
     if (in->options->skip_rows <= 0 && !in->started)
-        code = take_start(in, &taken, err);
+        code = take_start(in, mz_input_line_number(lines->input), &taken, err);
+    if (!code && !taken && in->facts.has_weight)
+        code = mz_jsonl_fit(lines, WEIGHTS, in->row.weight, &in->facts, err);
     return code || taken ? code
                          : mz_tokens_add(&in->tokens, in->row.sequence, in->row.token,
                                          in->row.layer, in->row.expert, in->row.weight, err);
@@ -204,6 +214,7 @@ static mz_code take_line(void *self, const mz_jsonl *lines, mz_err *err) {
 }
 
 static mz_code read_file(const mz_app *app, logger_import *in, const char *path, mz_err *err) {
+    in->path = path;
     in->firsts = 0;
     in->equals = 0;
     in->started = false;
