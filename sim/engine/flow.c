@@ -280,6 +280,7 @@ static void refresh(mz_flow *flow) {
             }
         }
     }
+    flow->lowest = 0; /* any link may differ from `seen` now */
 }
 
 static void solve(mz_flow *flow) {
