@@ -216,11 +216,13 @@ static mz_flow_work run_case(const net_case *net, double accuracy, double *end, 
             moved[i] += active[i] ? mz_flow_rate(flow, i) * (time - now) : 0;
         }
         now = time;
-        if (begins) {
+        /* all of one time before the next solution */
+        while (begun < net->flows && net->flow[begun].begin <= now) {
             const case_flow *f = &net->flow[begun];
             mz_flow_begin(flow, now, f->links, f->count, f->bytes, begun);
             active[begun++] = true;
-        } else {
+        }
+        if (!begins) {
             int id = mz_flow_end(flow);
             assert_true(active[id]);
             active[id] = false;
