@@ -158,6 +158,7 @@ json.dump(r, open("more.json", "w"))'
     "$python" -c 'import numpy as np; np.save("h.npy", np.array([1, 1, 2, 0, 3, 1, 0, 0], np.uint16).reshape(1, 1, 2, 1, 4))'
     fails 2 "h.npy: index 0: step 1, layer 0, rank 1, micro-batch 0: expert 0 is counted 3 times, but there are 2 tokens" \
         "$mizan" trace import -q h.npy --top-k 2 -o t.h5
+    [[ $stderr == *", and none chooses an expert twice: check --top-k" ]]
     [ ! -e t.h5 ]
 }
 

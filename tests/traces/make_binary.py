@@ -726,7 +726,8 @@ def imatrix(run):
     run.bad(["b.gguf"], options, "b.gguf: step 0, micro-batch 0, layer 1, rank 0: other tokens than in the layers before; counts after "
             "dropping need --dropped or --tokens N")
     gguf("b.gguf", {name: np.array([[6], [1], [1]], np.float32)})
-    run.bad(["b.gguf"], ["--top-k", "2"], "b.gguf: step 0, micro-batch 0, layer 0, rank 0: expert 0 is counted 6 times, but there are 4 tokens")
+    run.bad(["b.gguf"], ["--top-k", "2"], "b.gguf: step 0, micro-batch 0, layer 0, rank 0: expert 0 is counted 6 times, but there are 4 tokens, "
+            "and none chooses an expert twice: check --top-k; counts after dropping need --dropped or --tokens N")
     for change, text in [({name: row + 0.5}, "is no exact count"), ({name: row * -1}, "is no exact count"),
                          ({name: row + np.float32(2 ** 24)}, "is no exact count"),
                          ({name: row.astype(np.float16)}, "not a row of 32-bit floats"),

@@ -421,15 +421,15 @@ const char *mz_id_fault(int64_t id, int32_t experts, const uint16_t *ids, int32_
     return NULL;
 }
 
-mz_code mz_counts_fit(int32_t expert, int64_t count, int64_t tokens, const mz_trace_facts *facts,
-                      mz_err *err) {
+mz_code mz_counts_fit(int32_t expert, int64_t count, int64_t tokens, bool droppable, mz_err *err) {
     if (count <= tokens)
         return MZ_OK;
     return mz_fail(
         err, MZ_EINPUT,
         "expert %d is counted %lld times, but there are %lld tokens, and none chooses an "
-        "expert twice: are there really %d experts per token?",
-        expert, (long long)count, (long long)tokens, facts->top_k);
+        "expert twice: check --top-k%s",
+        expert, (long long)count, (long long)tokens,
+        droppable ? "; counts after dropping need --dropped or --tokens N" : "");
 }
 
 /* Tokens behind one row of counts. */
@@ -448,7 +448,7 @@ static mz_code row_tokens(const int64_t *row, const mz_trace_facts *facts, int64
     if (sum % facts->top_k)
         return mz_fail(err, MZ_EINPUT, "%lld selections are no multiple of top-%d", (long long)sum,
                        facts->top_k);
-    return facts->group_note[0] ? MZ_OK : mz_counts_fit(fullest, row[fullest], *tokens, facts, err);
+    return facts->group_note[0] ? MZ_OK : mz_counts_fit(fullest, row[fullest], *tokens, false, err);
 }
 
 static mz_code write_layer(const mz_counts_step *counts, const mz_trace_facts *facts, int32_t batch,

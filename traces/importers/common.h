@@ -148,9 +148,9 @@ mz_code mz_counts_write(const mz_counts_step *counts, const mz_trace_facts *fact
                         mz_trace_writer *writer, int64_t *token, mz_import_report *report,
                         mz_err *err);
 
-/* MZ_EINPUT, without a place: `expert` was counted more often than the call has tokens. */
-mz_code mz_counts_fit(int32_t expert, int64_t count, int64_t tokens, const mz_trace_facts *facts,
-                      mz_err *err);
+/* MZ_EINPUT, without a place: `expert` was counted more often than the call has tokens.
+ * `droppable`: the format takes --dropped and --tokens. */
+mz_code mz_counts_fit(int32_t expert, int64_t count, int64_t tokens, bool droppable, mz_err *err);
 
 /* NULL when `id` may follow the first `place` ids of a token, else what is wrong with it. */
 const char *mz_id_fault(int64_t id, int32_t experts, const uint16_t *ids, int32_t place);

@@ -250,7 +250,7 @@ static mz_code agree(const mz_gather *gather, const mz_gather_entry *entry, size
 static mz_code check_counts(const mz_gather *gather, const mz_gather_key *key,
                             const mz_trace_call_data *call, mz_err *err) {
     int32_t fullest = fullest_of(call->count, gather->facts->experts);
-    mz_code code = mz_counts_fit(fullest, call->count[fullest], call->tokens, gather->facts, err);
+    mz_code code = mz_counts_fit(fullest, call->count[fullest], call->tokens, true, err);
     return code ? place_fault(gather, key, err) : MZ_OK;
 }
 
