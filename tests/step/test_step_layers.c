@@ -50,6 +50,32 @@ static double of(const mz_step_outcome *o, int layer, int rank, int phase) {
  */
 static const int64_t rows[2] = {26, 14}, sent[2] = {24, 16}, tokens[2] = {12, 8};
 
+/* Phases of a layer on a rank where both share a device. */
+static void assert_layer(const mz_step_outcome *o, int l, int r) {
+    const double n = (double)rows[r], p = (double)sent[r], T = (double)tokens[r];
+    /* experts in, order out, counts and begins */
+    assert_close(of(o, l, r, MZ_PHASE_ROUTER), memory(12 * p + 16 * E));
+    /* one copy of E 8-byte counts */
+    assert_close(of(o, l, r, MZ_PHASE_COUNT_EXCHANGE), memory(2 * 8 * E));
+    /* order, places: 16 B each; rows out, of tokens in */
+    assert_close(of(o, l, r, MZ_PHASE_PACK), memory((16 + 16 + ROW) * p + ROW * T));
+    /* every row of the rank's experts is copied to it, its own too */
+    assert_close(of(o, l, r, MZ_PHASE_DISPATCH), memory(2 * ROW * n));
+    assert_close(of(o, l, r, MZ_PHASE_EXPERTS), 6 * n * H * I / 1e12 + memory(6 * n * I));
+    assert_close(of(o, l, r, MZ_PHASE_COMBINE), memory(2 * ROW * p));
+    assert_close(of(o, l, r, MZ_PHASE_UNPACK), memory(ROW * (p + T)));
+    /* grouped and ordered once more, scaled rows */
+    assert_close(of(o, l, r, MZ_PHASE_BACKWARD_PACK),
+                 memory((12 + 16 + 16 + ROW) * p + ROW * T + 16 * E));
+    assert_close(of(o, l, r, MZ_PHASE_BACKWARD_DISPATCH), memory(2 * ROW * n));
+    assert_close(of(o, l, r, MZ_PHASE_BACKWARD_EXPERTS),
+                 12 * n * H * I / 1e12 + memory(10 * n * I));
+    /* the gate weight's gradient comes with every row */
+    assert_close(of(o, l, r, MZ_PHASE_BACKWARD_COMBINE), memory(2 * (ROW + 4) * p));
+    assert_close(of(o, l, r, MZ_PHASE_BACKWARD_OTHER), memory(ROW * (p + T)));
+    assert_true(of(o, l, r, MZ_PHASE_SCORE) == 0);
+}
+
 static void one_device(void **state) {
     tiny t;
     mz_step *step;
@@ -58,30 +84,8 @@ static void one_device(void **state) {
     tiny_step(&t, 1, &step, &o);
     double sum = 0;
     for (int l = 0; l < 2; l++)
-        for (int r = 0; r < 2; r++) {
-            const double n = (double)rows[r], p = (double)sent[r], T = (double)tokens[r];
-            /* experts in, order out, counts and begins */
-            assert_close(of(&o, l, r, MZ_PHASE_ROUTER), memory(12 * p + 16 * E));
-            /* one copy of E 8-byte counts */
-            assert_close(of(&o, l, r, MZ_PHASE_COUNT_EXCHANGE), memory(2 * 8 * E));
-            /* order, places: 16 B each; rows out, of tokens in */
-            assert_close(of(&o, l, r, MZ_PHASE_PACK), memory((16 + 16 + ROW) * p + ROW * T));
-            /* every row of the rank's experts is copied to it, its own too */
-            assert_close(of(&o, l, r, MZ_PHASE_DISPATCH), memory(2 * ROW * n));
-            assert_close(of(&o, l, r, MZ_PHASE_EXPERTS), 6 * n * H * I / 1e12 + memory(6 * n * I));
-            assert_close(of(&o, l, r, MZ_PHASE_COMBINE), memory(2 * ROW * p));
-            assert_close(of(&o, l, r, MZ_PHASE_UNPACK), memory(ROW * (p + T)));
-            /* grouped and ordered once more, scaled rows */
-            assert_close(of(&o, l, r, MZ_PHASE_BACKWARD_PACK),
-                         memory((12 + 16 + 16 + ROW) * p + ROW * T + 16 * E));
-            assert_close(of(&o, l, r, MZ_PHASE_BACKWARD_DISPATCH), memory(2 * ROW * n));
-            assert_close(of(&o, l, r, MZ_PHASE_BACKWARD_EXPERTS),
-                         12 * n * H * I / 1e12 + memory(10 * n * I));
-            /* the gate weight's gradient comes with every row */
-            assert_close(of(&o, l, r, MZ_PHASE_BACKWARD_COMBINE), memory(2 * (ROW + 4) * p));
-            assert_close(of(&o, l, r, MZ_PHASE_BACKWARD_OTHER), memory(ROW * (p + T)));
-            assert_true(of(&o, l, r, MZ_PHASE_SCORE) == 0);
-        }
+        for (int r = 0; r < 2; r++)
+            assert_layer(&o, l, r);
     /* 2 experts a rank of 2 layers, 3 H I values: norms 2 B and 4 a row; AdamW with master weights
      */
     const double values = 2.0 * 2 * 3 * H * I, norm_rows = 2.0 * 2 * (2 * I + H);
