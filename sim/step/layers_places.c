@@ -44,9 +44,12 @@ static int64_t arriving(const mz_step *s, int before, int now, int32_t micro_bat
 }
 
 /* Bytes that moves of the call's change of placement bring to (expert, rank), and whence its
- * weights. */
+ * weights: -1 where none come. */
 static void note_stated(mz_step *s, const step_call *call) {
-    memset(s->stated, 0, sizeof *s->stated * (size_t)s->model->experts * (size_t)s->ep);
+    const int64_t cells = (int64_t)s->model->experts * s->ep;
+    memset(s->stated, 0, sizeof *s->stated * (size_t)cells);
+    for (int64_t i = 0; i < cells; i++)
+        s->stated_from[i] = -1;
     for (int64_t i = call->move + call->moves; i-- > call->move;) {
         const mz_move *m = &s->move[i];
         if (!m->change || m->src < 0 || m->dst < 0 || m->kind == MZ_MOVE_GRADIENTS)
@@ -68,7 +71,7 @@ static void note_arrivals(mz_step *s, const step_at *at, int32_t expert, const u
                                   : arriving(s, before[r], s->place_now[r], at->micro_batch);
         const int64_t rest = bytes > 0 ? s->stated[cell] - bytes : 0;
         work[r].arrived_bytes += bytes;
-        if (rest <= 0)
+        if (rest <= 0 || s->stated_from[cell] < 0)
             continue;
         work[r].arrived_bytes += rest;
         work[s->stated_from[cell]].arrived_bytes += rest;

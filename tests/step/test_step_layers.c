@@ -418,6 +418,42 @@ static void wide_replica(void **state) {
     tiny_free(&t);
 }
 
+/* Experts 1 and 2 change places. What arrives of either are weights and AdamW's state, six times as
+ * much; a plan that states more, but no weights, does not say who holds the rest. */
+static void stated_without_weights(void **state) {
+    static const int32_t before[] = {0, 0, 1, 1}, after[] = {0, 1, 0, 1}, expert[] = {0, 1, 2, 3};
+    const int64_t W = 2 * 3 * H * I;
+    tiny t;
+    mz_step *step;
+    mz_step_outcome o;
+    mz_err err;
+    make(&t, "m", 2);
+    const mz_step_head head = {0, 1, 1, t.tokens};
+    t.tokens[0] = tokens[0];
+    t.tokens[1] = tokens[1];
+    assert_ok(mz_step_create(&t.model, &t.cluster, &t.options, "static", &t.traits, &step, &err),
+              &err);
+    for (int i = 0; i < 2; i++) {
+        const mz_move move = {.kind = MZ_MOVE_OPTIMIZER,
+                              .phase = MZ_MOVE_STEP,
+                              .expert = 1,
+                              .src = 0,
+                              .dst = 1,
+                              .bytes = 20 * W,
+                              .change = true};
+        tiny_plan(&t, 4, expert, i == 0 ? before : after, skewed, NULL);
+        if (i == 1)
+            assert_ok(mz_plan_add_move(t.plan, move, &err), &err);
+        assert_ok(mz_step_begin(step, &head, &err), &err);
+        assert_ok(mz_step_add_call(step, 0, 0, 0, &t.load, NULL, t.plan, &err), &err);
+        assert_ok(mz_step_finish(step, &o, &err), &err);
+    }
+    for (int r = 0; r < 2; r++)
+        assert_int_equal(o.rank_memory_bytes[r * MZ_MEM_CATEGORIES + MZ_MEM_TEMPORARIES], 7 * W);
+    mz_step_free(&step);
+    tiny_free(&t);
+}
+
 /* Buffers of 4 rows for every source and expert, whatever they hold: 2 sources, 2 experts a rank.
  */
 static void padded(void **state) {
@@ -480,19 +516,13 @@ static void what_a_replay_does_not_do(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(one_device),
-        cmocka_unit_test(launches),
-        cmocka_unit_test(two_devices),
-        cmocka_unit_test(two_uneven_devices),
-        cmocka_unit_test(off_the_clock),
-        cmocka_unit_test(measured_messages),
-        cmocka_unit_test(budgeted),
-        cmocka_unit_test(memory_of_one_layer),
-        cmocka_unit_test(recomputed),
-        cmocka_unit_test(replica),
-        cmocka_unit_test(wide_replica),
-        cmocka_unit_test(padded),
-        cmocka_unit_test(what_a_replay_does_not_do),
+        cmocka_unit_test(one_device),    cmocka_unit_test(launches),
+        cmocka_unit_test(two_devices),   cmocka_unit_test(two_uneven_devices),
+        cmocka_unit_test(off_the_clock), cmocka_unit_test(measured_messages),
+        cmocka_unit_test(budgeted),      cmocka_unit_test(memory_of_one_layer),
+        cmocka_unit_test(recomputed),    cmocka_unit_test(replica),
+        cmocka_unit_test(wide_replica),  cmocka_unit_test(stated_without_weights),
+        cmocka_unit_test(padded),        cmocka_unit_test(what_a_replay_does_not_do),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
