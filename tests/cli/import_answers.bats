@@ -90,8 +90,20 @@ np.save("w.npy", w)'
         fails 2 "w.npy: [8500, 1]: the weights sum to 1.25, not to 1" "$mizan" trace import -q ids.npy $said $more -o u.h5
     done
     "$mizan" trace import -q ids.npy $said --normalized no -o t.h5
-    fails 2 "--normalized: has no meaning without --weights" \
-        "$mizan" trace import -q ids.npy --experts 4 --phase decode --normalized yes -o u.h5
+    for name in vllm-logger moe-balance speculative; do
+        make $name
+        "$python" -c 'import json
+for line in open("log.jsonl"):
+    print(json.dumps({k: v for k, v in json.loads(line).items() if k not in ("topk_weights", "gating_probs")}))' >$name.jsonl
+        "$mizan" trace import -q $name.jsonl $(options $name) -o t.h5
+        "$python" -c 'import h5py; assert not h5py.File("t.h5")["model"].attrs["weights_normalized"]'
+    done
+    for name in vllm-logger.jsonl moe-balance.jsonl speculative.jsonl ids.npy; do
+        for said in yes no; do
+            fails 2 "$name: --normalized says something of weights, and there are none: leave it out" \
+                "$mizan" trace import -q $name --experts 8 --phase decode --normalized $said -o u.h5
+        done
+    done
     [ ! -e u.h5 ]
 }
 

@@ -106,6 +106,15 @@ mz_code mz_import_experts(const char *path, const mz_import_options *options, in
     return mz_import_top_k(path, options, experts, &facts->top_k, err);
 }
 
+mz_code mz_import_normalized(const char *path, const mz_import_options *options,
+                             const mz_trace_facts *facts, mz_err *err) {
+    if (options->weights_normalized < 0 || facts->has_weight)
+        return MZ_OK;
+    return mz_fail(err, MZ_EINPUT,
+                   "%s: --normalized says something of weights, and there are none: leave it out",
+                   path);
+}
+
 mz_code mz_import_stopped(const mz_app *app, mz_err *err) {
     if (app->stop && *app->stop)
         return mz_fail(err, MZ_EABORTED, "interrupted; nothing was written");

@@ -36,6 +36,10 @@ mz_code mz_import_top_k(const char *path, const mz_import_options *options, int6
 mz_code mz_import_experts(const char *path, const mz_import_options *options, int64_t experts,
                           mz_trace_facts *facts, mz_err *err);
 
+/* MZ_EINPUT: --normalized was said of weights, and the facts have none. */
+mz_code mz_import_normalized(const char *path, const mz_import_options *options,
+                             const mz_trace_facts *facts, mz_err *err);
+
 /* MZ_EABORTED once the user has interrupted. */
 mz_code mz_import_stopped(const mz_app *app, mz_err *err);
 

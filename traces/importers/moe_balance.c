@@ -87,6 +87,9 @@ static mz_code take_facts(balance_import *in, const mz_jsonl *lines, const json_
     in->facts.top_k = (int32_t)top_k;
     in->facts.experts = (int32_t)in->options->experts;
     in->facts.has_weight = in->normalized = weights_of(lines) != NULL;
+    mz_code code = mz_import_normalized(mz_input_path(lines->input), in->options, &in->facts, err);
+    if (code)
+        return code;
     in->tokens.size = sizeof(balance_key) + top_k * sizeof *in->expert +
                       (in->facts.has_weight ? top_k * sizeof *in->weight : 0);
     in->record = mz_calloc(1, in->tokens.size);
@@ -239,7 +242,6 @@ static mz_code write_trace(balance_import *in, const char *output,
     mz_import_note(&in->facts, "ranks=highest source device + 1");
     if (in->options->weights_normalized < 0)
         in->facts.weights_normalized = in->normalized;
-    in->facts.weights_normalized = in->facts.weights_normalized && in->facts.has_weight;
     in->report->weight_rows = in->facts.has_weight;
     in->report->weight_rows_off = !in->normalized;
     if (!code)

@@ -337,8 +337,6 @@ static mz_code take_answers(ids_import *in, int count, const mz_import_options *
     if (count > 1 && (options->weights || options->sequences))
         return mz_fail(err, MZ_EINPUT,
                        "--weights and --sequences belong to one file of ids, got %d", count);
-    if (options->weights_normalized >= 0 && !options->weights)
-        return mz_fail(err, MZ_EINPUT, "--normalized: has no meaning without --weights");
     if (filler && strcmp(filler, "yes") != 0 && strcmp(filler, "no") != 0)
         return mz_fail(err, MZ_EINPUT, "--filler-last: '%.40s' is not yes or no", filler);
     in->filler_last = filler && strcmp(filler, "yes") == 0;
@@ -378,6 +376,8 @@ static mz_code import_files(mz_app *app, char **files, int count, const mz_impor
     in->app = app;
     in->report = report;
     mz_code code = open_all(in, files[0], options, err);
+    if (!code)
+        code = mz_import_normalized(files[0], options, &in->facts, err);
     if (!code)
         code = take_answers(in, count, options, err);
     in->facts.has_sequences |= count > 1;

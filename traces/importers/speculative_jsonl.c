@@ -42,6 +42,9 @@ static mz_code take_facts(speculative_import *in, const mz_jsonl *lines, mz_err 
     in->facts.top_k = (int32_t)top_k;
     in->facts.experts = (int32_t)in->options->experts;
     in->facts.has_weight = json_object_get(lines->object, "gating_probs") != NULL;
+    mz_code code = mz_import_normalized(mz_input_path(lines->input), in->options, &in->facts, err);
+    if (code)
+        return code;
     in->expert = mz_calloc(top_k, sizeof *in->expert);
     in->weight = mz_calloc(top_k, sizeof *in->weight);
     return in->expert && in->weight ? MZ_OK : mz_fail_nomem(err, "a row");
@@ -88,7 +91,7 @@ static mz_code take_row(void *self, const mz_jsonl *lines, mz_err *err) {
                             in->facts.top_k, in->facts.experts, in->expert, err);
     if (!code)
         code = mz_tokens_weights(&in->tokens, lines, "gating_probs", in->weight, err);
-    if (!code && in->facts.has_weight)
+    if (!code)
         code = mz_jsonl_fit(lines, "gating_probs", in->weight, &in->facts, err);
     return code ? code
                 : mz_tokens_add(&in->tokens, sequence, token, layer, in->expert, in->weight, err);

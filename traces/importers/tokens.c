@@ -180,7 +180,6 @@ mz_code mz_tokens_write(const mz_app *app, mz_tokens *tokens, const mz_import_op
     facts->has_sequences = true;
     if (options->weights_normalized < 0)
         facts->weights_normalized = tokens->normalized;
-    facts->weights_normalized = facts->weights_normalized && facts->has_weight;
     mz_block block = {.layers = facts->layers,
                       .top_k = facts->top_k,
                       .weights = facts->has_weight,

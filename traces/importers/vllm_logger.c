@@ -94,6 +94,9 @@ static mz_code take_facts(logger_import *in, const mz_jsonl *lines, mz_err *err)
     in->facts.top_k = (int32_t)top_k;
     in->facts.experts = (int32_t)experts;
     in->facts.has_weight = json_object_get(lines->object, WEIGHTS) != NULL;
+    mz_code code = mz_import_normalized(mz_input_path(lines->input), in->options, &in->facts, err);
+    if (code)
+        return code;
     in->row.expert = mz_calloc((size_t)top_k, sizeof *in->row.expert);
     in->row.weight = mz_calloc((size_t)top_k, sizeof *in->row.weight);
     return in->row.expert && in->row.weight ? MZ_OK : mz_fail_nomem(err, "a row");
@@ -148,7 +151,7 @@ static mz_code like_first(logger_import *in, bool *like, size_t *first, mz_err *
 static mz_code keep_equal(logger_import *in, const equal_row *row, mz_err *err) {
     size_t k = (size_t)in->facts.top_k;
     const float *weight = in->first_weight + row->first * k;
-    mz_code code = in->facts.has_weight ? mz_weights_fit(WEIGHTS, weight, &in->facts, err) : MZ_OK;
+    mz_code code = mz_weights_fit(WEIGHTS, weight, &in->facts, err);
     if (code)
         return mz_err_prefix(err, "%s: line %lld", in->path, (long long)row->line);
     return mz_tokens_add(&in->tokens, row->sequence, row->token, in->first_layer[row->first],
@@ -191,7 +194,7 @@ static mz_code take_row(logger_import *in, const mz_jsonl *lines, mz_err *err) {
     }
     if (in->options->skip_rows <= 0 && !in->started)
         code = take_start(in, mz_input_line_number(lines->input), &taken, err);
-    if (!code && !taken && in->facts.has_weight)
+    if (!code && !taken)
         code = mz_jsonl_fit(lines, WEIGHTS, in->row.weight, &in->facts, err);
     return code || taken ? code
                          : mz_tokens_add(&in->tokens, in->row.sequence, in->row.token,
