@@ -274,7 +274,8 @@ __device__ static inline float floored_terms(const step_work &w, int64_t matrix,
         const float r = w.a.row[row];
         const bool counted = !again && r >= w.bound[matrix];
         if ((counted && r / mean >= w.r.least) || (r == 0 && !w.a.m))
-            continue; /* of a row that never had a gradient all terms are 0 */
+            continue; /* of a row without a gradient, or with one whose square underflows: its terms
+                         are 0 or far below the clip */
         const float bounded = r / mean > w.r.least ? r / mean : w.r.least;
         if (bounded <= 0)
             continue;

@@ -9,7 +9,7 @@
  * that are below it whatever M becomes (mz_row_bound) are left out, their terms added afterwards.
  * Of those that M of this step puts there, terms that are too large by far may hide the others:
  * the matrix is then summed again. So two sweeps over the gradient do: statistics, then the write.
- * Scratch is one row per block of rows; nothing has the size of the tensor.
+ * Scratch is a few rows per block of rows and per thread; nothing has the size of the tensor.
  *
  * Blocks follow from the shape alone and are summed in order: results do not depend on threads. */
 #include "kernels/host/host.h"
@@ -161,7 +161,8 @@ static void mend_floored(const updating *u, int64_t matrix, float *weighted, flo
         const float r = a->row[first + i];
         const bool counted = !again && r >= u->bound[matrix];
         if ((counted && r / mean >= u->rates.least) || (r == 0 && !mz_keeps_momentum(a)))
-            continue; /* of a row that never had a gradient all terms are 0 */
+            continue; /* of a row without a gradient, or with one whose square underflows: its terms
+                         are 0 or far below the clip */
         const float bounded = r / mean > u->rates.least ? r / mean : u->rates.least;
         if (bounded <= 0)
             continue;
