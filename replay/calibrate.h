@@ -25,7 +25,8 @@ typedef struct mz_calibration_options {
     int32_t rounds;               /* over all samples; >= 3 */
     int64_t pool_bytes;           /* of each of two pools, inputs and results; at least 1 MiB.
                                      Samples that do not fit are left out. Half as much beside
-                                     them, 120 MiB at most, is blocks for short parts */
+                                     them, 30 to 120 MiB, is blocks for short parts; none
+                                     where that is less */
 } mz_calibration_options;
 
 /* The grid without further shapes, seven rounds, pools of 256 MiB. */
