@@ -34,18 +34,6 @@ static int split(char *line, char **field) {
     }
 }
 
-/* Which of two columns of one name is meant nobody knows; those without a name are never meant. */
-static mz_code names_differ(const char *path, mz_csv *csv, mz_err *err) {
-    for (int i = 0; i < csv->columns; i++) {
-        if (csv->name[i][0] == '\0' || mz_csv_column(csv, csv->name[i]) == i)
-            continue;
-        mz_fail(err, MZ_EINPUT, "%s: line 1: two columns named %.60s", path, csv->name[i]);
-        mz_csv_close(csv);
-        return MZ_EINPUT;
-    }
-    return MZ_OK;
-}
-
 mz_code mz_csv_open(const char *path, mz_csv *csv, mz_err *err) {
     *csv = (mz_csv){0};
     char *line = NULL, *field[MZ_CSV_COLUMNS];
@@ -72,22 +60,28 @@ mz_code mz_csv_open(const char *path, mz_csv *csv, mz_err *err) {
     }
     for (int i = 0; i < csv->columns; i++)
         csv->name[i] = field[i];
-    return names_differ(path, csv, err);
+    return MZ_OK;
 }
 
-int mz_csv_column(const mz_csv *csv, const char *name) {
-    for (int i = 0; i < csv->columns; i++)
-        if (strcmp(csv->name[i], name) == 0)
-            return i;
-    return -1;
+mz_code mz_csv_column(const mz_csv *csv, const char *name, int *column, mz_err *err) {
+    *column = -1;
+    for (int i = 0; i < csv->columns; i++) {
+        if (strcmp(csv->name[i], name) != 0)
+            continue;
+        if (*column >= 0)
+            return mz_fail(err, MZ_EINPUT, "%s: line 1: two columns named %s: rename one",
+                           mz_input_path(csv->input), name);
+        *column = i;
+    }
+    return MZ_OK;
 }
 
 mz_code mz_csv_need(const mz_csv *csv, const char *name, int *column, mz_err *err) {
-    *column = mz_csv_column(csv, name);
-    if (*column < 0)
+    mz_code code = mz_csv_column(csv, name, column, err);
+    if (!code && *column < 0)
         return mz_fail(err, MZ_EINPUT, "%s: line 1: no column named %s", mz_input_path(csv->input),
                        name);
-    return MZ_OK;
+    return code;
 }
 
 mz_code mz_csv_next(mz_csv *csv, bool *end, mz_err *err) {

@@ -19,9 +19,11 @@ typedef struct mz_csv {
     char *field[MZ_CSV_COLUMNS]; /* of the current row, valid until the next one */
 } mz_csv;
 
-/* MZ_EINPUT: no header row, or a name in it twice. */
+/* MZ_EINPUT: no header row. */
 mz_code mz_csv_open(const char *path, mz_csv *csv, mz_err *err);
-int mz_csv_column(const mz_csv *csv, const char *name); /* -1: there is none */
+/* The column of a name, -1: there is none. MZ_EINPUT: there are two, and which one is meant nobody
+ * knows. */
+mz_code mz_csv_column(const mz_csv *csv, const char *name, int *column, mz_err *err);
 /* The same; a missing column is MZ_EINPUT. */
 mz_code mz_csv_need(const mz_csv *csv, const char *name, int *column, mz_err *err);
 /* Next row into csv->field; *end at the end of the file. Empty lines are skipped; a row with

@@ -458,7 +458,8 @@ def overlapping_tensors():
 
 VALUES += [
     ("counts-csv", "a column twice", swap("table.csv", "step,layer,expert,count", "count,layer,expert,count"),
-     ("table.csv: line 1: two columns named count",), None),
+     ("table.csv: line 1: two columns named count: rename one",), None),
+    ("counts-csv", "two columns that are not read", raw("table.csv", lambda d: d.replace(b"\n", b",x,x\n")), None, holds(calls__tokens=[6] * 4)),
     ("npy-ids", "more ids of a token than memory holds", header_alone("ids.npy", "<i4", (70000, 65536, 4096)),
      ("65536 layers and top-4096 are not plausible",), None),
     ("trt-stat", "arrays that share bytes", overlapping_arrays, ("the arrays", "overlap: the header is damaged"), None),

@@ -195,15 +195,17 @@ static void csv_rows(void **state) {
     mz_csv csv;
     mz_err err;
     bool end;
+    int column;
     int64_t value;
     const char *text = "name,\"n, \"\"x\"\"\",tokens\r\na,b,12\n\n\"q,\"\"r\"\"\",,3.0\nc,d\n";
     write_bytes(f->path, text, strlen(text));
     assert_ok(mz_csv_open(f->path, &csv, &err), &err);
     assert_int_equal(csv.columns, 3);
-    assert_int_equal(mz_csv_column(&csv, "n, \"x\""), 1);
-    assert_int_equal(mz_csv_column(&csv, "none"), -1);
-    assert_fails(mz_csv_need(&csv, "none", &(int){0}, &err), MZ_EINPUT, "no column named none",
-                 &err);
+    assert_ok(mz_csv_column(&csv, "n, \"x\"", &column, &err), &err);
+    assert_int_equal(column, 1);
+    assert_ok(mz_csv_column(&csv, "none", &column, &err), &err);
+    assert_int_equal(column, -1);
+    assert_fails(mz_csv_need(&csv, "none", &column, &err), MZ_EINPUT, "no column named none", &err);
     assert_ok(mz_csv_next(&csv, &end, &err), &err);
     assert_false(end);
     assert_ok(mz_csv_int(&csv, 2, 100, &value, &err), &err);
@@ -216,6 +218,14 @@ static void csv_rows(void **state) {
     assert_ok(mz_csv_int(&csv, 2, 3, &value, &err), &err);
     assert_int_equal(value, 3);
     assert_fails(mz_csv_next(&csv, &end, &err), MZ_EINPUT, "line 5", &err);
+    mz_csv_close(&csv);
+    text = "a,b,a,a\n1,2,3,4\n"; /* a name several times matters where it is asked for */
+    write_bytes(f->path, text, strlen(text));
+    assert_ok(mz_csv_open(f->path, &csv, &err), &err);
+    assert_ok(mz_csv_need(&csv, "b", &column, &err), &err);
+    assert_int_equal(column, 1);
+    assert_fails(mz_csv_column(&csv, "a", &column, &err), MZ_EINPUT,
+                 "line 1: two columns named a: rename one", &err);
     mz_csv_close(&csv);
     write_bytes(f->path, "a,\"b", 4);
     assert_fails(mz_csv_open(f->path, &csv, &err), MZ_EINPUT, "line 1", &err);

@@ -79,17 +79,16 @@ static mz_code open_table(csv_import *in, const char *path, mz_err *err) {
         code = mz_csv_need(&in->csv, "layer", &in->layer, err);
     if (!code)
         code = mz_csv_need(&in->csv, "expert", &in->expert, err);
-    if (code)
-        return code;
-    in->step = mz_csv_column(&in->csv, "step");
-    in->epoch = mz_csv_column(&in->csv, "epoch");
-    in->runs.model = mz_csv_column(&in->csv, "model");
-    in->runs.method = mz_csv_column(&in->csv, "kind");
-    in->domain = mz_csv_column(&in->csv, "domain");
-    in->value = mz_csv_column(&in->csv, "count");
-    if (in->value < 0)
-        in->value = mz_csv_column(&in->csv, "prob");
-    if (in->value < 0)
+    const struct {
+        const char *name;
+        int *column;
+    } others[] = {{"step", &in->step},        {"epoch", &in->epoch},   {"model", &in->runs.model},
+                  {"kind", &in->runs.method}, {"domain", &in->domain}, {"count", &in->value}};
+    for (size_t i = 0; i < sizeof others / sizeof others[0] && !code; i++)
+        code = mz_csv_column(&in->csv, others[i].name, others[i].column, err);
+    if (!code && in->value < 0)
+        code = mz_csv_column(&in->csv, "prob", &in->value, err);
+    if (!code && in->value < 0)
         code = mz_csv_need(&in->csv, "token_distr", &in->value, err);
     return code;
 }

@@ -159,20 +159,22 @@ static mz_code open_sequences(ids_import *in, const mz_import_options *options, 
     if (!options->sequences)
         return MZ_OK;
     mz_code code = mz_csv_open(options->sequences, &in->csv, err);
-    if (code)
-        return code;
-    bool rows = mz_csv_column(&in->csv, "first_row") >= 0;
-    if (!rows && mz_csv_column(&in->csv, "token_begin") < 0)
+    if (!code)
+        code = mz_csv_column(&in->csv, "first_row", &in->first_column, err);
+    bool rows = !code && in->first_column >= 0;
+    if (!code && !rows)
+        code = mz_csv_column(&in->csv, "token_begin", &in->first_column, err);
+    if (!code && in->first_column < 0)
         return mz_fail(err, MZ_EINPUT,
                        "%s: line 1: no column named first_row (with num_tokens) or token_begin "
                        "(with tokens)",
                        options->sequences);
-    code = mz_csv_need(&in->csv, rows ? "first_row" : "token_begin", &in->first_column, err);
     if (!code)
         code = mz_csv_need(&in->csv, rows ? "num_tokens" : "tokens", &in->tokens_column, err);
-    in->domain_column = mz_csv_column(&in->csv, "dataset");
-    if (in->domain_column < 0)
-        in->domain_column = mz_csv_column(&in->csv, "domain");
+    if (!code)
+        code = mz_csv_column(&in->csv, "dataset", &in->domain_column, err);
+    if (!code && in->domain_column < 0)
+        code = mz_csv_column(&in->csv, "domain", &in->domain_column, err);
     in->facts.has_sequences = true;
     return code;
 }
