@@ -588,10 +588,15 @@ static mz_code refuse_twice(char **files, int count, mz_err *err) {
         const char *one = files[seen[i - 1].place], *other = files[seen[i].place];
         if (seen[i].device != seen[i - 1].device || seen[i].inode != seen[i - 1].inode)
             continue;
-        code = strcmp(one, other) == 0
-                   ? mz_fail(err, MZ_EINPUT, "%s: given twice: give each file once", one)
-                   : mz_fail(err, MZ_EINPUT, "%s and %s are one file: give each file once", one,
-                             other);
+        code =
+            strcmp(one, other) == 0
+                ? mz_fail(err, MZ_EINPUT,
+                          "%s: given twice: give each file once (a copy of it if both are meant)",
+                          one)
+                : mz_fail(err, MZ_EINPUT,
+                          "%s and %s are one file: give each file once (a copy of it if both are "
+                          "meant)",
+                          one, other);
     }
     free(seen);
     return code;

@@ -18,6 +18,7 @@ run_of() { "$python" -c 'import h5py, sys; print(h5py.File("t.h5")["run"].attrs.
 
 @test "the phase is asked for unless every recording of the format has the same" {
     fixed=" smartmoe-log:train smartmoe-npy:train gpt-oss-json:decode laer-csv:train megatron-tpe:train nf4-jsonl:decode imatrix:prefill "
+    seen=0
     for importer in $("$mizan" trace import --list | awk '{ print $1 }'); do
         said=$(options "$importer" | sed -E 's/--phase [a-z]+//')
         mkdir "$importer"
@@ -42,7 +43,10 @@ run_of() { "$python" -c 'import h5py, sys; print(h5py.File("t.h5")["run"].attrs.
         run grep "as of all" said
         [ "$status" -eq 1 ]
         cd ..
+        seen=$((seen + 1))
     done
+    [ "$seen" -eq "$("$python" -B -c 'import sys; sys.path.insert(0, sys.argv[1])
+import import_table as table; print(len(table.ROWS))' "$root/tests/traces")" ]
 }
 
 @test "answers are kept in the trace, and what does not fit is marked" {
@@ -55,6 +59,10 @@ run_of() { "$python" -c 'import h5py, sys; print(h5py.File("t.h5")["run"].attrs.
     "$mizan" trace import -q rank?.jsonl --top-k 2 --ep-size 2 --layer-offsets "$long" -o t.h5
     [ "$(run_of import_notes)" = "phase=train by format; layers=3-4; ep size=2; ..." ]
     "$mizan" trace check t.h5
+    # Nothing follows the mark, not even where nothing stands before it.
+    "$python" -c 'import numpy as np; np.save("ids.npy", np.array([[[0, 0], [3, 1]]]))'
+    "$mizan" trace import -q ids.npy --experts 8 --phase decode --dense-layers 0$(printf ',0%.0s' {1..150}) --filler-last no -o t.h5
+    [ "$(run_of import_notes)" = "..." ]
 }
 
 @test "--normalized is held against the weights" {
@@ -178,9 +186,9 @@ json.dump(r, open("more.json", "w"))'
     make nf4-jsonl
     ln a.jsonl hard.jsonl
     ln -s a.jsonl soft.jsonl
-    fails 2 "a.jsonl: given twice: give each file once" "$mizan" trace import -q a.jsonl a.jsonl -o t.h5
+    fails 2 "a.jsonl: given twice: give each file once (a copy of it if both are meant)" "$mizan" trace import -q a.jsonl a.jsonl -o t.h5
     for other in hard.jsonl soft.jsonl ./a.jsonl; do
-        fails 2 "a.jsonl and $other are one file" "$mizan" trace import -q a.jsonl $other -o t.h5
+        fails 2 "a.jsonl and $other are one file: give each file once (a copy of it if both are meant)" "$mizan" trace import -q a.jsonl $other -o t.h5
     done
     cp a.jsonl b.jsonl
     "$mizan" trace import -q a.jsonl b.jsonl -o t.h5 # other sequences, as far as anyone can tell

@@ -91,7 +91,7 @@ EOF
         done
         seen=$((seen + 1))
     done
-    [ "$seen" -ge 24 ]
+    [ "$seen" -ge 25 ]
 }
 
 @test "no importer is found for such files" {

@@ -186,7 +186,8 @@ void mz_import_note(mz_trace_facts *facts, const char *fmt, ...) {
     size_t used = strlen(facts->import_notes), tail = sizeof more - 1;
     size_t room = sizeof facts->import_notes - used;
     va_list list;
-    if (used >= tail && strcmp(facts->import_notes + used - tail, more) == 0)
+    if (strcmp(facts->import_notes, more + 2) == 0 ||
+        (used >= tail && strcmp(facts->import_notes + used - tail, more) == 0))
         return;
     room -= room < tail ? room : tail;
     char text[sizeof facts->import_notes] = "";
