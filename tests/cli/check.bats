@@ -144,32 +144,34 @@ json.dump(r, open(sys.argv[1], "w"))' "$@"
     edit window.json 'r["settings"]["steps"] = 3'
     fails 2 "settings.steps is 2 in the prediction, 3 in the measurement" "$mizan" check p.json window.json
     edit phase.json 'del run["phases_s"]["dispatch"]'
-    fails 2 "phase.json" "$mizan" check p.json phase.json
+    fails 2 "phase.json: a list of its detail is missing or not as long as it should be" "$mizan" check p.json phase.json
     edit strange.json 'run["phases_s"]["lunch"] = 1.0'
-    fails 2 "strange.json" "$mizan" check p.json strange.json
+    fails 2 "strange.json: phases_s is not as it should be" "$mizan" check p.json strange.json
     edit policy.json 'run["policy"] = "capacity"'
     fails 2 "policy static is in the prediction alone" "$mizan" check p.json policy.json
     edit detail.json 'run["detail"]["detail_s"] = run["detail"]["detail_s"][:1]'
-    fails 2 "detail.json" "$mizan" check p.json detail.json
+    fails 2 "detail.json: detail_s does not fit the run" "$mizan" check p.json detail.json
     edit nan.json 'run["detail"]["step_time_s"][0] = float("nan")'
-    fails 2 "nan.json" "$mizan" check p.json nan.json
+    fails 2 "not valid JSON: invalid token near 'NaN'" "$mizan" check p.json nan.json
     edit negative.json 'run["detail"]["step_time_s"][0] = -1.0'
-    fails 2 "negative.json" "$mizan" check p.json negative.json
+    fails 2 "negative.json: step_time_s has a number that is no time" "$mizan" check p.json negative.json
     edit none.json 'r["runs"] = []'
-    fails 2 "none.json" "$mizan" check p.json none.json
+    fails 2 "none.json: it holds no runs" "$mizan" check p.json none.json
     edit wrong.json 'r["runs"] = 3'
-    fails 2 "wrong.json" "$mizan" check p.json wrong.json
+    fails 2 "wrong.json: its schema is not mizan-result/1" "$mizan" check p.json wrong.json
     # A prediction in place of a measurement, and the same measurement twice.
     predict other.json --json --detail --seed 2
     fails 2 "second file is a prediction" "$mizan" check p.json other.json
     head -c 3000 m.json >cut.json
-    fails 2 "cut.json" "$mizan" check p.json cut.json
+    fails 2 "(is the file truncated?)" "$mizan" check p.json cut.json
     "$mizan" -q check m.json m.json >same.txt
     grep -q '^pass: ' same.txt
     predict p.h5.txt -o p.h5
-    for bytes in 0 100 2000 9000; do
+    : >cut.h5
+    fails 2 "cut.h5: is empty" "$mizan" check cut.h5 m.json
+    for bytes in 100 2000 9000; do
         head -c $bytes p.h5 >cut.h5
-        fails 2 "cut.h5" "$mizan" check cut.h5 m.json
+        fails 2 "cut.h5: not a readable HDF5 file" "$mizan" check cut.h5 m.json
     done
     edit order.json 'r["runs"].reverse()'
     "$mizan" -q check p.json order.json --json >order.txt
