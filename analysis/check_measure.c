@@ -337,10 +337,11 @@ static mz_code note_speed(check_result *r, mz_err *err) {
         for (int64_t k = 0; r->measured->run[i].probe_s && k < r->measured->run[i].steps; k++)
             if (r->measured->run[i].probe_s[k] > 0)
                 value[n++] = r->measured->run[i].probe_s[k];
-    mz_sort(value, n);
     r->probed = n > 0;
-    if (r->probed)
-        r->speed = mean > 0 ? mean / check_middle_mean(value, n) : median / value[n / 2];
+    if (r->probed) {
+        const double now = check_middle_mean(value, n); /* sorts */
+        r->speed = mean > 0 ? mean / now : median / value[n / 2];
+    }
     return MZ_OK;
 }
 

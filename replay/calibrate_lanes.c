@@ -89,11 +89,11 @@ static mz_code sample_ring(calibration *c, const lane_sizes *s, mz_err *err) {
 }
 
 mz_code calibrate_wire(calibration *c, mz_err *err) {
-    static const int64_t lanes[] = {1, 4, 16, 64, 256, 0};
+    enum { LANES = 256, SHORTEST = 256 };
+    static const int64_t lanes[] = {1, 4, 16, 64, LANES, 0};
     /* Up to what comes from short blocks: messages are read page by page of their sender. */
     static const int64_t bytes[] = {1 << 8,  1 << 12, 1 << 14, 1 << 16, 1 << 18,
                                     1 << 20, 1 << 22, 1 << 23, 0};
-    enum { LANES = 256, SHORTEST = 256 };
     mz_lane *lane = NULL;
     mz_code code = calibrate_begin(c, CALIBRATE_WIRE, SAMPLES_MOST, err);
     if (code == MZ_OK && c->transport->processes > 1)

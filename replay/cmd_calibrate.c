@@ -71,10 +71,7 @@ static void put(json_t *section, const char *key, json_t *value, const char *sou
 
 /* NULL where a field could not be had. */
 static json_t *whole(json_t *section, size_t fields) {
-    if (json_object_size(section) == fields)
-        return section;
-    json_decref(section);
-    return NULL;
+    return mz_json_whole(section, json_object_size(section) != fields);
 }
 
 static const char *const measured_source = "mizan calibrate";

@@ -43,6 +43,10 @@ void engine_untimed(mz_engine *e, double start) {
     e->figures.untimed_s += mz_now() - start;
 }
 
+mz_code engine_meet(mz_engine *e, mz_err *err) {
+    return e->transport->processes > 1 ? mz_transport_barrier(e->transport, err) : MZ_OK;
+}
+
 void mz_engine_charge_all(mz_engine *e, mz_phase phase, int32_t layer, double seconds) {
     for (int32_t r = e->first; r < e->end; r++)
         *detail_at(e, r, phase, layer) += seconds;

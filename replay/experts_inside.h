@@ -190,9 +190,6 @@ mz_code experts_add_padding(mz_experts *x, int32_t from, int32_t to, int64_t byt
 mz_code experts_run_pieces(mz_experts *x, mz_phase phase, int32_t row, mz_err *err);
 /* The same of pieces that are all uncharged: no phase sees it. */
 mz_code experts_run_uncharged(mz_experts *x, mz_err *err);
-/* After work that nobody is charged for and that takes processes unequal time, before the clock
- * goes on: it must not become another's timed waiting. */
-mz_code experts_meet(mz_experts *x, mz_err *err);
 /* Both matrices of a contiguous [3HI]. */
 static inline void experts_parts(const mz_experts *x, char *base, int64_t value_bytes,
                                  char *part[EXPERTS_MATRICES]) {

@@ -117,11 +117,6 @@ static mz_code wait_charged(mz_experts *x, mz_phase phase, int32_t row, mz_err *
     return code;
 }
 
-mz_code experts_meet(mz_experts *x, mz_err *err) {
-    mz_transport *t = x->e->transport;
-    return t->processes > 1 ? mz_transport_barrier(t, err) : MZ_OK;
-}
-
 static void drop_pieces(mz_experts *x) {
     for (int64_t i = 0; i < x->paddings; i++)
         mz_heap_give(x->e->heap, &x->padding[i]);
@@ -144,7 +139,7 @@ mz_code experts_run_uncharged(mz_experts *x, mz_err *err) {
         code = mz_transport_exchange(e->transport, e->lanes.lane, e->lanes.count, NULL, err);
     e->lanes.count = 0;
     if (code == MZ_OK && x->uncharged)
-        code = experts_meet(x, err);
+        code = engine_meet(e, err);
     engine_untimed(e, start);
     drop_pieces(x);
     return code;

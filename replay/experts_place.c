@@ -298,7 +298,7 @@ static mz_code move_arrivals(mz_experts *x, int32_t layer, int32_t row, mz_err *
     }
     const double stored = mz_now();
     if (code == MZ_OK && untimed)
-        code = experts_meet(x, err);
+        code = engine_meet(e, err);
     engine_untimed(e, stored);
     for (int64_t i = 0; i < x->arrivals; i++)
         mz_heap_give(e->heap, &x->arrival[i].received);
@@ -335,7 +335,7 @@ mz_code experts_place(mz_experts *x, const mz_replay_call *call, const mz_plan *
     if (code == MZ_OK)
         code = follow_owners(x, call, plan, err);
     if (code == MZ_OK && !x->placed[call->layer]) /* weights were made */
-        code = experts_meet(x, err);
+        code = engine_meet(x->e, err);
     engine_untimed(x->e, start);
     x->placed[call->layer] = true;
     if (code == MZ_OK)

@@ -44,6 +44,9 @@ mz_code engine_charge(mz_engine *e, int32_t rank, mz_phase phase, int32_t layer,
 /* What the process did once for all of its ranks: equal shares. */
 void engine_charge_shared(mz_engine *e, mz_phase phase, int32_t layer, double start);
 void engine_untimed(mz_engine *e, double start); /* what passed is nobody's */
+/* Before it, after work that takes processes unequal time: that must not become another's timed
+ * waiting. */
+mz_code engine_meet(mz_engine *e, mz_err *err);
 
 /* Status of a kernel call as an error that says which operation, rank and layer. */
 mz_code engine_kernel(mz_engine *e, mz_kstatus status, const char *what, int32_t rank,

@@ -141,9 +141,8 @@ mz_code layer_each_untimed(const layer_call *c, layer_part part) {
         code = part(c, r);
     if (code == MZ_OK)
         code = layer_kernel(c, c->e->first, "data", mz_kernels_sync(c->e->kernels, 0));
-    /* Nobody's work takes processes unequal time: it must not become another's timed waiting. */
-    if (code == MZ_OK && c->e->transport->processes > 1)
-        code = mz_transport_barrier(c->e->transport, c->err);
+    if (code == MZ_OK)
+        code = engine_meet(c->e, c->err);
     engine_untimed(c->e, start);
     return code;
 }

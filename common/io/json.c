@@ -412,6 +412,13 @@ static mz_code write_value(const json_t *value, int depth, FILE *out, mz_err *er
     return MZ_OK;
 }
 
+json_t *mz_json_whole(json_t *value, bool failed) {
+    if (!failed)
+        return value;
+    json_decref(value);
+    return NULL;
+}
+
 mz_code mz_json_write(const json_t *value, FILE *out, mz_err *err) {
     mz_code code = write_value(value, 0, out, err);
     if (code)

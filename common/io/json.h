@@ -54,6 +54,8 @@ mz_code mz_json_no_more(mz_json *view, mz_err *err);
 json_t *mz_json_text(const char *text);
 /* A number for output, null where it is not finite. NULL when memory is short. */
 json_t *mz_json_number(double value);
+/* The object or list, or NULL, and it is freed, where `failed`: a part of it could not be had. */
+json_t *mz_json_whole(json_t *value, bool failed);
 
 /* Writes with 2-space indent, lists of plain values on one line, keys in insertion order,
  * reals with 15 to 17 significant digits, the fewest that read back equal, non-finite numbers

@@ -114,14 +114,19 @@ static mz_code read_numbers(mz_json *view, const char *key, double least, double
     return MZ_OK;
 }
 
+static mz_code at_most(const mz_json *view, const char *key, double value, double most,
+                       mz_err *err) {
+    if (value <= most)
+        return MZ_OK;
+    return mz_fail(err, MZ_EINPUT, "%s: '%s' is %g, must be at most %g", view->where, key, value,
+                   most);
+}
+
 /* 0 where it is not there. */
 static mz_code read_quantity_or(mz_json *view, const char *key, mz_unit unit, double most,
                                 double *value, mz_err *err) {
     const mz_code code = mz_json_quantity_or(view, key, unit, 0, value, err);
-    if (code == MZ_OK && !(*value <= most))
-        return mz_fail(err, MZ_EINPUT, "%s: '%s' is %g, must be at most %g", view->where, key,
-                       *value, most);
-    return code;
+    return code == MZ_OK ? at_most(view, key, *value, most, err) : code;
 }
 
 static const char *const size_keys[2][MZ_FIT_SIZES] = {{"rows", "cols", "bytes"}, {"m", "n", "k"}};
@@ -247,9 +252,9 @@ mz_code mz_measured_read(json_t *object, const char *where, mz_arena *arena, mz_
     if (code == MZ_OK)
         code = mz_json_int(&view, "workers", 1, INT32_MAX, &workers, err);
     if (code == MZ_OK)
-        code = mz_json_has(&view, "call")
-                   ? read_quantity_or(&view, "call", MZ_UNIT_SECONDS, SECONDS_MOST, &m->call_s, err)
-                   : mz_json_quantity(&view, "call", MZ_UNIT_SECONDS, &m->call_s, err);
+        code = mz_json_quantity(&view, "call", MZ_UNIT_SECONDS, &m->call_s, err);
+    if (code == MZ_OK)
+        code = at_most(&view, "call", m->call_s, SECONDS_MOST, err);
     if (code == MZ_OK)
         code = mz_json_quantity_or(&view, "alone", MZ_UNIT_NONE, 1, &m->alone, err);
     if (code == MZ_OK && !(m->alone > 0 && m->alone <= 1))
@@ -277,14 +282,6 @@ mz_code mz_measured_read(json_t *object, const char *where, mz_arena *arena, mz_
     return code;
 }
 
-/* The object or list, or NULL where a part of it could not be had. */
-static json_t *whole(json_t *value, bool failed) {
-    if (!failed)
-        return value;
-    json_decref(value);
-    return NULL;
-}
-
 static json_t *numbers_of(const mz_fit *fit, int which) {
     json_t *list = json_array();
     bool failed = false;
@@ -293,7 +290,7 @@ static json_t *numbers_of(const mz_fit *fit, int which) {
         const double value = which < MZ_FIT_SIZES ? s->size[which] : s->seconds;
         failed |= json_array_append_new(list, json_real(value)) != 0;
     }
-    return whole(list, failed);
+    return mz_json_whole(list, failed);
 }
 
 /* Root of the mean squared relative error of the fitted terms alone. */
@@ -323,7 +320,7 @@ static json_t *fit_json(const mz_measured *m, mz_work work) {
         failed |= json_object_set_new(out, "tile_n", json_integer(t->n)) != 0;
         failed |= json_object_set_new(out, "tile_k", json_integer(t->k)) != 0;
     }
-    return whole(out, failed);
+    return mz_json_whole(out, failed);
 }
 
 json_t *mz_measured_json(const mz_measured *m) {
@@ -331,13 +328,13 @@ json_t *mz_measured_json(const mz_measured *m) {
     for (int w = 0; w < MZ_WORKS; w++)
         if (m->fit[w].samples > 0 &&
             json_object_set_new(kinds, mz_work_name((mz_work)w), fit_json(m, (mz_work)w)) != 0)
-            return whole(kinds, true);
+            return mz_json_whole(kinds, true);
     json_t *rescaled = m->rescaled.at[0]
                            ? json_pack("{s:o,s:f,s:f}", "at", mz_json_text(m->rescaled.at),
                                        "products", m->rescaled.product, "memory", m->rescaled.rows)
                            : NULL;
     if (m->rescaled.at[0] && !rescaled)
-        return whole(kinds, true);
+        return mz_json_whole(kinds, true);
     return json_pack("{s:o,s:s,s:s,s:i,s:i,s:f,s:f,s:f,s:f,s:f,s:f,s:o*,s:o}", "machine",
                      mz_json_text(m->machine), "backend", m->backend, "transport", m->transport,
                      "processes", m->processes, "workers", m->workers, "alone", m->alone, "call",

@@ -2,8 +2,8 @@
 
 #include "common/io/json.h"
 
-#include <math.h>
 #include <ctype.h>
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 

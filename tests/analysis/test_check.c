@@ -168,6 +168,25 @@ static void assert_missed(const check_result *r, const char *const *want, int co
     assert_int_equal(r->passed, count == 0);
 }
 
+/* What is printed; the caller frees it. */
+static char *html_of(const check_result *r, const char *prediction) {
+    char *page = NULL;
+    size_t size;
+    FILE *out = open_memstream(&page, &size);
+    check_html(r, prediction, "m.h5", out);
+    fclose(out);
+    return page;
+}
+
+static char *text_of(const check_result *r) {
+    char *text = NULL;
+    size_t size;
+    FILE *out = open_memstream(&text, &size);
+    check_print(r, out);
+    fclose(out);
+    return text;
+}
+
 static void perfect(void **state) {
     const made m = measurement_of(&plain);
     checked c = check(&plain, &m);
@@ -380,19 +399,12 @@ static void slow_machine(void **state) {
     /* phases as they were predicted, 1 / 0.9 - 1 too long at that speed */
     assert_near(r.policy[2].phase_at_speed[MZ_PHASE_EXPERTS], 1 / 0.9 - 1);
     assert_near(r.policy[2].phase_at_speed[MZ_PHASE_ROUTER], 0);
-    char *page = NULL, *text = NULL;
-    size_t size;
-    FILE *out = open_memstream(&page, &size);
-    check_html(&r, "p.h5", "m.h5", out);
-    fclose(out);
+    char *page = html_of(&r, "p.h5"), *text = text_of(&r);
     assert_non_null(
         strstr(page, "0.900 of its calibrated speed; at that speed: mean error 0.00 %"));
     /* of a policy's time -10 % and nothing; of its phases nothing and +11 % */
     assert_non_null(strstr(page, "<td>-10.00</td><td>+0.00</td>"));
     assert_non_null(strstr(page, "<td>+0.00</td><td>+11.11</td>"));
-    out = open_memstream(&text, &size);
-    check_print(&r, out);
-    fclose(out);
     assert_non_null(strstr(text, " +0.0/+11.1 "));
     json_t *json = check_json(&r);
     const json_t *experts = json_object_get(
@@ -548,14 +560,7 @@ static void sizes_not_calibrated(void **state) {
         name(&q, p.digest);
         assert_ok(check_files(&p, &q, &r, &err), &err);
         assert_int_equal(r.extrapolated, marked);
-        char *page = NULL, *text = NULL;
-        size_t size;
-        FILE *out = open_memstream(&page, &size);
-        check_html(&r, "p.h5", "m.h5", out);
-        fclose(out);
-        out = open_memstream(&text, &size);
-        check_print(&r, out);
-        fclose(out);
+        char *page = html_of(&r, "p.h5"), *text = text_of(&r);
         json_t *json = check_json(&r);
         const char *said = "the prediction is extrapolated: ";
         assert_int_equal(strstr(text, said) != NULL, marked);
@@ -718,11 +723,7 @@ static void output(void **state) {
     check_result r;
     name(&g, f.digest);
     assert_ok(check_files(&f, &g, &r, &err), &err);
-    char *page = NULL, *text = NULL;
-    size_t size;
-    FILE *out = open_memstream(&page, &size);
-    check_html(&r, "p<1>.h5", "m.h5", out);
-    fclose(out);
+    char *page = html_of(&r, "p<1>.h5"), *text = text_of(&r);
     assert_null(strstr(page, "http"));
     assert_null(strstr(page, "<script"));
     assert_null(strstr(page, "b<&>"));
@@ -733,9 +734,6 @@ static void output(void **state) {
     for (const char *at = page; (at = strstr(at, "<svg")); at++)
         svgs++;
     assert_int_equal(svgs, 1 + 2 * 3);
-    out = open_memstream(&text, &size);
-    check_print(&r, out);
-    fclose(out);
     assert_string_equal(text + strlen(text) - strlen("pass: all 10 targets are met\n"),
                         "pass: all 10 targets are met\n");
     json_t *json = check_json(&r);
