@@ -109,14 +109,18 @@ EOF2
     done
 }
 
-# Where the program must not wait for OpenBLAS's threads at its end it still ends the others itself.
+# Where the program must not wait for OpenBLAS's threads at its end it still ends the others itself. What mpirun shows of that
+# is a race of its own: of two processes that end at once it may show the other one alone. So until it has shown this one.
 @test "with little address space a process that fails tells MPI so" {
     ! grep -q __asan_init "$mizan" || skip "the sanitizer needs address space"
-    run env MIZAN_REPLAY_FAULT=oom:30:3 timeout 60 mpirun -n 2 prlimit --as=20000000000 "${replay[@]}" --steps 1 --policy static
-    echo "$output"
-    [ "$status" -eq 4 ]
+    for _ in {1..20}; do
+        run env MIZAN_REPLAY_FAULT=oom:30:3 timeout 60 mpirun -n 2 prlimit --as=20000000000 "${replay[@]}" --steps 1 --policy static
+        echo "$output"
+        [ "$status" -eq 4 ]
+        [[ $output == *"no memory for "*"rank"* ]]
+        [[ $output != *"MPI_ABORT was invoked"*"errorcode 4"* ]] || break
+    done
     [[ $output == *"MPI_ABORT was invoked"*"errorcode 4"* ]]
-    [[ $output == *"no memory for "*"rank"* ]]
 }
 
 @test "a message between processes is corrupted" {
