@@ -351,18 +351,6 @@ PY
     done
 }
 
-@test "the README's example prints what the README shows" {
-    sed -n '/<!-- example:place -->/,/<!-- end:place -->/p' "$root/README.md" | sed '1,2d;$d' | sed '$d' >shown
-    while IFS= read -r line; do
-        [[ $line == '$ '* ]] || continue
-        printf '%s\n' "$line"
-        line=${line#'$ '}
-        eval "${line//build\/demo\/mizan/$mizan}"
-    done <shown >printed
-    [ "$(grep -c '^\$' printed)" -eq 3 ]
-    diff shown printed
-}
-
 # ---- bad input
 
 @test "every kind of bad counts is one line, exit 2, no output" {
