@@ -27,7 +27,7 @@ typedef struct sim_args {
     int scope, dispatch, network, recompute, attention, temporaries, allocator;
     int64_t hidden, inter, layers;
     const char *optimizer;
-    bool json, detail, bounds, timing, list, quiet, verbose;
+    bool json, detail, phases, bounds, timing, list, quiet, verbose;
 } sim_args;
 
 #define AT(field) offsetof(sim_args, field)
@@ -92,6 +92,8 @@ static const mz_opt sim_options[] = {
     {"json", 0, MZ_OPT_FLAG, AT(json), NULL, NULL, "one JSON object on stdout (mizan-result/1)"},
     {"detail", 0, MZ_OPT_FLAG, AT(detail), NULL, NULL,
      "add seconds by step, layer, rank and phase"},
+    {"phases", 0, MZ_OPT_FLAG, AT(phases), NULL, NULL,
+     "add a table of what each phase takes, policies side by side"},
     {"bounds", 0, MZ_OPT_FLAG, AT(bounds), NULL, NULL,
      "add how balanced each call could be: over the plan's hosts, over any"},
     {"timing", 0, MZ_OPT_FLAG, AT(timing), NULL, NULL, "add what the planners really took here"},
@@ -444,6 +446,7 @@ static mz_code fill_result(sim_job *job, mz_err *err) {
     r->run = mz_calloc((size_t)job->count, sizeof *r->run);
     r->runs = job->count;
     r->timing = job->args.timing;
+    r->phases = job->args.phases;
     r->detail = job->args.detail;
     r->kind = job->args.scope == MZ_SCOPE_LAYERS ? "prediction" : NULL;
     if (!r->settings || !r->run)

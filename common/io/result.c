@@ -306,6 +306,73 @@ static void print_bounds(const mz_result *result, FILE *out) {
     }
 }
 
+/* ---- table of phases: policies across, as many side by side as a line has room for -------------
+ */
+
+enum { PHASE_WIDTH = 18, LINE_WIDTH = 100 };
+
+/* The run in that place of the tables: lossless ones first. */
+static const mz_run *run_at(const mz_result *result, int place) {
+    for (int lossy = 0; lossy < 2; lossy++)
+        for (int i = 0; i < result->runs; i++)
+            if (result->run[i].lossy == lossy && place-- == 0)
+                return &result->run[i];
+    return NULL;
+}
+
+static int column_width(const mz_run *run) {
+    const int name = (int)strlen(run->policy);
+    return name > NUMBER_WIDTH ? name : NUMBER_WIDTH;
+}
+
+/* The place behind the last of those from `first` on that fit; at least one does. */
+static int line_end(const mz_result *result, int first) {
+    int width = PHASE_WIDTH, end = first;
+    while (end < result->runs) {
+        width += 1 + column_width(run_at(result, end));
+        if (width > LINE_WIDTH && end > first)
+            break;
+        end++;
+    }
+    return end;
+}
+
+/* Its name where some policy spends time in it, else NULL. */
+static const char *phase_with_time(const mz_result *result, int phase) {
+    for (int i = 0; i < result->runs; i++)
+        if (phase < result->run[i].phases && result->run[i].phase_s[phase] > 0)
+            return result->run[i].phase_name[phase];
+    return NULL;
+}
+
+static void print_phase(const mz_result *result, int phase, int first, int end, FILE *out) {
+    const char *name = phase_with_time(result, phase);
+    if (!name)
+        return;
+    fprintf(out, "%-*s", PHASE_WIDTH, name);
+    for (int i = first; i < end; i++) {
+        const mz_run *run = run_at(result, i);
+        fprintf(out, "%*s", column_width(run) - NUMBER_WIDTH, "");
+        print_number(phase < run->phases ? run->phase_s[phase] * 1e3 : 0, out);
+    }
+    fputc('\n', out);
+}
+
+static void print_phases(const mz_result *result, FILE *out) {
+    if (!result->phases)
+        return;
+    fputs("phases, busy ms of a step on each one's worst rank (their sum is not the step)\n", out);
+    for (int first = 0, end; first < result->runs; first = end) {
+        end = line_end(result, first);
+        fprintf(out, "%-*s", PHASE_WIDTH, "phase");
+        for (int i = first; i < end; i++)
+            fprintf(out, " %*s", column_width(run_at(result, i)), run_at(result, i)->policy);
+        fputc('\n', out);
+        for (int k = 0; k < MZ_PHASES_MAX; k++)
+            print_phase(result, k, first, end, out);
+    }
+}
+
 void mz_result_print_table(const mz_result *result, FILE *out) {
     static const char *const head[2][NUMBERS] = {
         {"step -", "in MoE -", "tokens +", "peak -", "imbal. -", "kept +", "dropped -"},
@@ -322,6 +389,7 @@ void mz_result_print_table(const mz_result *result, FILE *out) {
             (long long)(result->runs ? result->run[0].steps : 0),
             result->runs && result->run[0].steps == 1 ? "" : "s");
     print_bounds(result, out);
+    print_phases(result, out);
     for (int i = 0; i < result->runs; i++) {
         const mz_run *run = &result->run[i];
         if (!run->fits)

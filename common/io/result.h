@@ -74,6 +74,7 @@ typedef struct mz_result {
     mz_run *run; /* [runs], from malloc; owned by the result (what its pointers show is not) */
     int runs;
     bool timing;
+    bool phases;         /* the table has one of phases below it; JSON always has them */
     bool detail;         /* JSON has what HDF5 always has: figures by step, layer, rank, phase */
     const char *kind;    /* "prediction", "measurement", or NULL: of a whole step */
     char prediction[80]; /* of a measurement: digest of the prediction read before it, "" none */
@@ -82,7 +83,7 @@ typedef struct mz_result {
 json_t *mz_result_json(const mz_result *result); /* NULL when memory is short */
 mz_code mz_result_print_json(const mz_result *result, FILE *out, mz_err *err);
 /* Lossless policies first, then the lossy ones, each in the order given. Columns named with units
- * and direction; widths fit 100 columns. */
+ * and direction; widths fit 100 columns, but for the name of a policy that is longer. */
 void mz_result_print_table(const mz_result *result, FILE *out);
 /* HDF5, written whole or not at all; the JSON text, without detail, is stored beside the datasets.
  */

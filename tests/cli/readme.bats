@@ -10,7 +10,7 @@ example() {
 }
 
 @test "examples of the shipped trace and of options alone print what the README shows" {
-    example demo place memory
+    example demo phases place memory
     [[ $output != *"left out"* ]]
 }
 

@@ -146,6 +146,37 @@ EOF
     [ -z "$(awk 'length > 100' table)" ]
 }
 
+@test "--phases adds a table of what the JSON has, and changes nothing else" {
+    for policies in 'static,symi,lrmoe[keep=0.5],lrmoe[keep=0.25],ultraep,ideal' static; do
+        "${sim[@]}" --policy "$policies" >plain
+        "${sim[@]}" --policy "$policies" --phases >table
+        [ -z "$(awk 'length > 100' table)" ]
+        "${sim[@]}" --policy "$policies" --json >plain.json
+        "${sim[@]}" --policy "$policies" --json --phases >phases.json
+        cmp plain.json phases.json
+        "$python" - <<'EOF'
+import json
+want = {run["policy"]: run["phases_s"] for run in json.load(open("plain.json"))["runs"]}
+lines = open("table").read().splitlines()
+at = next(i for i, line in enumerate(lines) if line.startswith("phases, "))
+found, names, end = {}, None, at + 1
+while end < len(lines) and lines[end].split()[0] in {"phase", *want["static"]}:
+    name, *cells = lines[end].split()
+    if name == "phase":
+        names = cells
+    else:
+        found.update(((policy, name), float(cell)) for policy, cell in zip(names, cells, strict=True))
+    end += 1
+assert lines[:at] + lines[end:] == open("plain").read().splitlines()
+kept = {phase for phases in want.values() for phase, s in phases.items() if s > 0}
+assert len(want) > 1 or 0 < len(kept) < len(want["static"])
+assert set(found) == {(policy, phase) for policy in want for phase in kept}, found
+for (policy, phase), ms in found.items():
+    assert abs(ms - 1e3 * want[policy][phase]) <= 0.0005 + 0.5e-3 * ms, (policy, phase, ms)
+EOF
+    done
+}
+
 @test "--list names every shipped model and cluster, the policies and the optimizers" {
     run --separate-stderr "$mizan" sim --list
     [ "$status" -eq 0 ]

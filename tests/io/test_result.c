@@ -168,6 +168,47 @@ static void the_table_fits_and_ranks_lossless_first(void **state) {
     mz_result_free(&r);
 }
 
+/* Times in ms under the policies' names, lossless first; what takes no time anywhere is left out;
+ * of policies that a line has no room for the rest stands in a table below. */
+static void phases_stand_side_by_side(void **state) {
+    enum { RUNS = 4 };
+    mz_run runs[RUNS] = {{.lossy = true}};
+    mz_result r = {.run = runs, .runs = RUNS};
+    for (int i = 0; i < RUNS; i++) {
+        memset(runs[i].policy, 'a' + i, i == 0 ? 40 : 20);
+        runs[i].phase_name[0] = "router";
+        runs[i].phase_name[1] = "dispatch";
+        runs[i].phase_name[2] = "experts";
+        runs[i].phase_s[1] = i == 2 ? 0.0125 : 0;
+        runs[i].phase_s[2] = 0.001 * (i + 1);
+        runs[i].phases = 3;
+        runs[i].fits = true;
+    }
+    for (int on = 0; on < 2; on++) {
+        char *text = NULL;
+        size_t size;
+        r.phases = on;
+        FILE *out = open_memstream(&text, &size);
+        mz_result_print_table(&r, out);
+        fclose(out);
+        const char *at = strstr(text, "\nphases, ");
+        assert_int_equal(at != NULL, on);
+        if (at)
+            assert_string_equal(strchr(at + 1, '\n'),
+                                "\n"
+                                "phase              bbbbbbbbbbbbbbbbbbbb cccccccccccccccccccc "
+                                "dddddddddddddddddddd\n"
+                                "dispatch                          0.000                12.50      "
+                                "          0.000\n"
+                                "experts                           2.000                3.000      "
+                                "          4.000\n"
+                                "phase              aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa\n"
+                                "dispatch                                              0.000\n"
+                                "experts                                               1.000\n");
+        free(text);
+    }
+}
+
 static void read_text_attribute(hid_t object, const char *name, char *text, size_t size) {
     hid_t attribute = H5Aopen(object, name, H5P_DEFAULT);
     assert_true(attribute >= 0);
@@ -266,8 +307,11 @@ static void result_files(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(statistics),   cmocka_unit_test(memory_categories),
-        cmocka_unit_test(contract),     cmocka_unit_test(the_table_fits_and_ranks_lossless_first),
+        cmocka_unit_test(statistics),
+        cmocka_unit_test(memory_categories),
+        cmocka_unit_test(contract),
+        cmocka_unit_test(the_table_fits_and_ranks_lossless_first),
+        cmocka_unit_test(phases_stand_side_by_side),
         cmocka_unit_test(result_files),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
