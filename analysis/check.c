@@ -360,7 +360,9 @@ mz_code check_files(const mz_result_file *p, const mz_result_file *m, check_resu
     r->transport = setting(m, "transport");
     r->backend = setting(m, "backend");
     const json_t *measured = json_object_get(json_object_get(p->root, "cluster"), "measured");
+    const char *outside = json_string_value(json_object_get(measured, "outside"));
     r->extrapolated = json_is_true(json_object_get(measured, "extrapolated"));
+    r->outside = outside ? outside : "";
     mz_code code = check_belong(p, m, err);
     if (code == MZ_OK)
         code = check_measure(r, err);

@@ -100,6 +100,7 @@ typedef struct check_result {
     bool same;                       /* both files say the same */
     bool fixed;                      /* the prediction was there before the replay */
     bool extrapolated;               /* it has sizes far from all that was calibrated */
+    const char *outside;             /* which, in words; "" not said */
     int policies;
     check_policy *policy;
     int pairs;
@@ -133,9 +134,10 @@ void check_judge(check_result *result);                   /* targets, verdict */
 double check_middle_mean(double *value, int64_t count);
 
 /* Output. */
-/* The line on sizes that were not calibrated, where there are some. */
+/* The line on sizes that were not calibrated, where there are some; `put` writes what the file says
+ * of them. */
 void check_extrapolated(const check_result *result, const char *before, const char *after,
-                        FILE *out);
+                        void (*put)(const char *text, FILE *out), FILE *out);
 /* The line on the machine's speed, where it is known. */
 void check_speed(const check_result *result, const char *before, const char *after, FILE *out);
 void check_print(const check_result *result, FILE *out);

@@ -58,7 +58,7 @@ static void verdict(const check_result *r, FILE *out) {
                 t->passed ? "pass" : "fail");
     }
     fputs("</table>", out);
-    check_extrapolated(r, "<p>", "</p>", out);
+    check_extrapolated(r, "<p>", "</p>", escape, out);
     check_speed(r, "<p>", "</p>", out);
 }
 

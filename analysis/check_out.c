@@ -153,17 +153,25 @@ void check_speed(const check_result *r, const char *before, const char *after, F
                 before, r->speed, r->mean_at_speed * 100, r->worst_at_speed * 100, after);
 }
 
-void check_extrapolated(const check_result *r, const char *before, const char *after, FILE *out) {
-    if (r->extrapolated)
-        fprintf(out,
-                "%sthe prediction is extrapolated: it has sizes far from all that was calibrated%s",
-                before, after);
+void check_extrapolated(const check_result *r, const char *before, const char *after,
+                        void (*put)(const char *, FILE *), FILE *out) {
+    if (!r->extrapolated)
+        return;
+    fprintf(out, "%sthe prediction is extrapolated: it has sizes far from all that was calibrated",
+            before);
+    fputs(r->outside[0] ? ": " : "", out);
+    put(r->outside, out);
+    fputs(after, out);
+}
+
+static void put_text(const char *text, FILE *out) {
+    fputs(text, out);
 }
 
 void check_print(const check_result *r, FILE *out) {
     print_steps(r, out);
     fputs("error: predicted less measured, over measured\n", out);
-    check_extrapolated(r, "", "\n", out);
+    check_extrapolated(r, "", "\n", put_text, out);
     check_speed(r, "", "\n", out);
     print_phases(r, out);
     print_places(r, out);
@@ -282,6 +290,7 @@ json_t *check_json(const check_result *r) {
     put(root, "prediction_digest", json_string(r->predicted->digest), &failed);
     put(root, "fixed_before", json_boolean(r->fixed), &failed);
     put(root, "extrapolated", json_boolean(r->extrapolated), &failed);
+    put(root, "outside", r->outside[0] ? mz_json_text(r->outside) : json_null(), &failed);
     put(root, "transport", r->transport[0] ? mz_json_text(r->transport) : json_null(), &failed);
     put(root, "backend", r->backend[0] ? mz_json_text(r->backend) : json_null(), &failed);
     for (int i = 0; i < r->policies; i++)

@@ -340,10 +340,22 @@ static void warn_short_sequences(const sim_job *job, const mz_log *log) {
                 (long long)job->args.seq, (long long)longest);
 }
 
-/* Experts whose products no sample of the profile's is like; the result says so, too. */
-static mz_code mark_extrapolated(sim_job *job, const mz_log *log, mz_err *err) {
+/* The result says that times are extrapolated, and what of. */
+static mz_code mark_extrapolated(sim_job *job, const char *what, mz_err *err) {
+    json_t *measured = json_object_get(job->cluster->resolved, "measured");
+    const char *before = json_string_value(json_object_get(measured, "outside"));
+    json_t *outside = before ? json_sprintf("%s; %s", before, what) : json_string(what);
+    return json_object_set_new(measured, "outside", outside) == 0 &&
+                   json_object_set_new(measured, "extrapolated", json_true()) == 0
+               ? MZ_OK
+               : mz_fail_nomem(err, "a cluster's values");
+}
+
+/* Experts whose products no sample of the profile's is like. */
+static mz_code mark_sides(sim_job *job, const mz_log *log, mz_err *err) {
     const mz_measured *m = job->cluster->device.measured;
     const int64_t hidden = job->model->hidden, inter = job->model->expert_intermediate;
+    char what[128];
     if (!m || inter < 1 ||
         (mz_measured_reaches(m, MZ_WORK_UP, 2 * inter, hidden) &&
          mz_measured_reaches(m, MZ_WORK_FORWARD, hidden, inter) &&
@@ -352,16 +364,26 @@ static mz_code mark_extrapolated(sim_job *job, const mz_log *log, mz_err *err) {
          mz_measured_reaches(m, MZ_WORK_WGRAD, hidden, inter) &&
          mz_measured_reaches(m, MZ_WORK_WGRAD, 2 * inter, hidden)))
         return MZ_OK;
+    snprintf(what, sizeof what, "products of experts with hidden %lld and intermediate %lld",
+             (long long)hidden, (long long)inter);
     mz_warn(log,
-            "%s: products of experts with hidden %lld and intermediate %lld are far from all that "
-            "was calibrated, their times are extrapolated: mizan calibrate --hidden %lld --inter "
-            "%lld adds the shape",
-            job->args.cluster, (long long)hidden, (long long)inter, (long long)hidden,
-            (long long)inter);
-    return json_object_set_new(json_object_get(job->cluster->resolved, "measured"), "extrapolated",
-                               json_true()) == 0
-               ? MZ_OK
-               : mz_fail_nomem(err, "a cluster's values");
+            "%s: %s are far from all that was calibrated, their times are extrapolated: mizan "
+            "calibrate --hidden %lld --inter %lld adds the shape",
+            job->args.cluster, what, (long long)hidden, (long long)inter);
+    return mark_extrapolated(job, what, err);
+}
+
+/* Calls with fewer or more rows than any sample is like, known when all are timed. */
+static mz_code mark_rows(sim_job *job, const mz_log *log, mz_err *err) {
+    const mz_measured *m = job->cluster->device.measured;
+    char what[160];
+    if (!m || !mz_measured_rows_outside(m, mz_sim_rows_met(job->sim), what, sizeof what))
+        return MZ_OK;
+    mz_warn(log,
+            "%s: %s: far from all that was calibrated, such times are extrapolated: mizan "
+            "calibrate with a larger --pool has more rows",
+            job->args.cluster, what);
+    return mark_extrapolated(job, what, err);
 }
 
 static mz_code split_policies(sim_job *job, mz_err *err) {
@@ -490,7 +512,9 @@ static void print_setting(const sim_job *job, FILE *out) {
 static mz_code write_result(sim_job *job, mz_app *app, mz_err *err) {
     char producer[64];
     snprintf(producer, sizeof producer, "mizan %s", app->version);
-    mz_code code = fill_result(job, err);
+    mz_code code = mark_rows(job, &app->log, err);
+    if (code == MZ_OK)
+        code = fill_result(job, err);
     if (code == MZ_OK && job->args.output)
         code = mz_result_write(&job->result, job->args.output, producer, err);
     if (code != MZ_OK)
@@ -560,7 +584,7 @@ mz_code mz_cmd_sim(mz_app *app, int argc, char **argv, mz_err *err) {
     if (code == MZ_OK)
         warn_short_sequences(&job, &app->log);
     if (code == MZ_OK)
-        code = mark_extrapolated(&job, &app->log, err);
+        code = mark_sides(&job, &app->log, err);
     if (code == MZ_OK)
         code = run_job(&job, app, err);
     free_job(&job);

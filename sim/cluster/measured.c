@@ -65,21 +65,82 @@ double mz_fit_seconds(const mz_fit *fit, mz_work work, const double size[MZ_FIT_
     return fitted(fit, work, size) * correction(fit, size);
 }
 
+typedef struct size_range {
+    double least, most;
+} size_range;
+
+/* Of one of the sizes in samples, at least one. */
+static size_range sampled(const mz_fit *fit, int which) {
+    size_range range = {INFINITY, 0};
+    for (int32_t i = 0; i < fit->samples; i++) {
+        range.least = fmin(range.least, fit->sample[i].size[which]);
+        range.most = fmax(range.most, fit->sample[i].size[which]);
+    }
+    return range;
+}
+
+/* By which factor a size is out of the range; up to 1: it is within. */
+static double out_by(size_range range, double size) {
+    return fmax(size / range.most, range.least / size);
+}
+
+static const double NEAR = 2; /* as a factor: samples tell about sizes that are no farther out */
+
 bool mz_measured_reaches(const mz_measured *m, mz_work product, int64_t n, int64_t k) {
     const mz_fit *fit = &m->fit[product];
     const mz_tiling *t = &m->tiling[product];
     const double side[2] = {(double)(t->n > 0 && n > t->n ? t->n : n),
                             (double)(t->k > 0 && k > t->k ? t->k : k)};
     bool reached = true;
-    for (int i = 0; i < 2 && fit->samples > 0; i++) {
-        double least = INFINITY, greatest = 0;
-        for (int32_t s = 0; s < fit->samples; s++) {
-            least = fmin(least, fit->sample[s].size[i + 1]);
-            greatest = fmax(greatest, fit->sample[s].size[i + 1]);
-        }
-        reached = reached && 2 * side[i] >= least && side[i] <= 2 * greatest;
-    }
+    for (int i = 0; i < 2 && fit->samples > 0; i++)
+        reached = reached && out_by(sampled(fit, i + 1), side[i]) <= NEAR;
     return reached;
+}
+
+static void meet(mz_rows_met *met, mz_work work, int64_t rows) {
+    if (met->most[work] == 0 || rows < met->least[work])
+        met->least[work] = rows;
+    if (rows > met->most[work])
+        met->most[work] = rows;
+}
+
+void mz_rows_meet(mz_rows_met *met, const mz_measured *m, mz_work work, int64_t rows) {
+    if (rows <= 0 || (work >= MZ_WORK_CONVERT && !is_product(work)))
+        return;
+    if (m->fit[work].samples == 0) /* profiles of earlier versions, or calibrated in part */
+        work = work == MZ_WORK_GATHER ? MZ_WORK_PACK : work == MZ_WORK_UP ? MZ_WORK_FORWARD : work;
+    const int32_t tile = is_product(work) ? m->tiling[work].rows : 0;
+    if (tile > 0 && rows > tile) {
+        meet(met, work, tile);
+        rows %= tile;
+    }
+    if (rows > 0)
+        meet(met, work, rows);
+}
+
+bool mz_measured_rows_outside(const mz_measured *m, const mz_rows_met *met, char *text,
+                              size_t size) {
+    double farthest = NEAR;
+    int outside = 0;
+    for (int w = 0; w < MZ_WORKS; w++) {
+        if (met->most[w] == 0 || m->fit[w].samples == 0)
+            continue;
+        const size_range range = sampled(&m->fit[w], 0);
+        const double above = out_by(range, (double)met->most[w]),
+                     below = out_by(range, (double)met->least[w]);
+        outside += fmax(above, below) > NEAR;
+        if (fmax(above, below) <= farthest)
+            continue;
+        farthest = fmax(above, below);
+        const int64_t rows = above > below ? met->most[w] : met->least[w];
+        snprintf(text, size, "%s of %lld row%s (%.0f to %.0f calibrated)", mz_work_name((mz_work)w),
+                 (long long)rows, rows == 1 ? "" : "s", range.least, range.most);
+    }
+    const size_t used = outside > 1 ? strlen(text) : 0;
+    if (outside > 1)
+        snprintf(text + used, size - used, " and %d other kind%s", outside - 1,
+                 outside > 2 ? "s" : "");
+    return outside > 0;
 }
 
 /* ---- JSON

@@ -48,6 +48,7 @@ struct mz_sim {
     int policies;
     int64_t steps;
     mz_history *history;
+    mz_rows_met met;
     int64_t *rows; /* [ranks] computed pairs of one call */
     bool bounds;
     mz_load computed; /* with bounds: totals of the pairs that a group computes */
@@ -64,6 +65,11 @@ static mz_code alloc_load(mz_arena *arena, int32_t sources, int32_t experts, mz_
     if (!load->count || !load->total || !load->source)
         return mz_fail_nomem(err, "a load matrix");
     return MZ_OK;
+}
+
+static void note_rows(void *self, const mz_step_charge *charge) {
+    mz_sim *sim = self;
+    mz_rows_meet(&sim->met, sim->cluster->device.measured, charge->work, charge->rows);
 }
 
 static mz_code init_policy(mz_sim *sim, sim_policy *p, const char *text, mz_err *err) {
@@ -88,6 +94,8 @@ static mz_code init_policy(mz_sim *sim, sim_policy *p, const char *text, mz_err 
     p->traits = mz_planner_traits(p->planner);
     code = mz_step_create(sim->model, sim->cluster, &sim->options,
                           mz_planner_policy(p->planner)->name, p->traits, &p->step, err);
+    if (code == MZ_OK && sim->cluster->device.measured)
+        mz_step_watch(p->step, note_rows, sim);
     return code == MZ_OK ? MZ_OK : mz_err_prefix(err, "policy %s", text);
 }
 
@@ -458,6 +466,10 @@ mz_code mz_sim_run(mz_sim *sim, const mz_load_source *source, mz_app *app, int64
 
 const mz_step *mz_sim_step(const mz_sim *sim, int policy) {
     return sim->policy[policy].step;
+}
+
+const mz_rows_met *mz_sim_rows_met(const mz_sim *sim) {
+    return &sim->met;
 }
 
 void mz_sim_sizing(const mz_sim *sim, int policy, mz_sized *replicas, mz_sized *token_buffers) {

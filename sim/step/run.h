@@ -26,6 +26,8 @@ mz_code mz_sim_run(mz_sim *sim, const mz_load_source *source, mz_app *app, int64
                    mz_err *err);
 /* The step builder of policy i; lives as long as the sim. */
 const mz_step *mz_sim_step(const mz_sim *sim, int policy);
+/* Rows of all calls so far, of every policy: in scope layers, with a profile that was measured. */
+const mz_rows_met *mz_sim_rows_met(const mz_sim *sim);
 /* Replicas and token buffers of its ranks: the most of each in every step, sized three ways. */
 void mz_sim_sizing(const mz_sim *sim, int policy, mz_sized *replicas, mz_sized *token_buffers);
 /* Fills one record per policy, in the order given; arrays live as long as the sim. */

@@ -159,8 +159,8 @@ typedef struct mz_step_charge {
     int64_t rows, cols;
     int64_t more; /* products: k. MZ_WORK_COMBINE: rows written, MZ_WORK_INVERT: pairs */
 } mz_step_charge;
-/* Tells each as it is charged: products in add_call, all else in finish. For tests that hold a
- * replay's kernels against it. */
+/* Tells each as it is charged: products in add_call, all else in finish. For what a profile is to
+ * have been calibrated for, and for tests that hold a replay's kernels against it. */
 typedef void (*mz_step_charged)(void *self, const mz_step_charge *charge);
 void mz_step_watch(mz_step *step, mz_step_charged charged, void *self);
 

@@ -546,16 +546,19 @@ static void not_fixed_before(void **state) {
     mz_result_file_free(&q);
 }
 
-/* The simulator's mark of sizes that were not calibrated is told in every form; without it nothing
- * is. */
+/* The simulator's mark of sizes that were not calibrated is told in every form, and which they are
+ * where it says so; without it nothing is. */
 static void sizes_not_calibrated(void **state) {
-    for (int marked = 0; marked < 2; marked++) {
+    for (int way = 0; way < 3; way++) {
+        const int marked = way > 0, named = way > 1;
         const made m = measurement_of(&plain);
         mz_err err;
         mz_result_file p = make(&plain), q = make(&m);
         check_result r;
-        json_object_set_new(json_object_get(p.root, "cluster"), "measured",
-                            json_pack("{s:b}", "extrapolated", marked));
+        json_object_set_new(
+            json_object_get(p.root, "cluster"), "measured",
+            named ? json_pack("{s:b, s:s}", "extrapolated", marked, "outside", "packs <&> sums")
+                  : json_pack("{s:b}", "extrapolated", marked));
         assert_ok(mz_result_digest(p.root, p.digest, &err), &err);
         name(&q, p.digest);
         assert_ok(check_files(&p, &q, &r, &err), &err);
@@ -566,6 +569,11 @@ static void sizes_not_calibrated(void **state) {
         assert_int_equal(strstr(text, said) != NULL, marked);
         assert_int_equal(strstr(page, said) != NULL, marked);
         assert_int_equal(json_is_true(json_object_get(json, "extrapolated")), marked);
+        assert_int_equal(strstr(text, " was calibrated: packs <&> sums\n") != NULL, named);
+        assert_int_equal(strstr(page, " was calibrated: packs &lt;&amp;&gt; sums</p>") != NULL,
+                         named);
+        const char *outside = json_string_value(json_object_get(json, "outside"));
+        assert_int_equal(outside && strcmp(outside, "packs <&> sums") == 0, named);
         json_decref(json);
         free(page);
         free(text);

@@ -34,16 +34,36 @@ for name in ("pack", "combine", "swiglu_backward", "select", "copy", "update_ada
     assert math.isclose(kind["residual"], math.sqrt(sum(errors) / count), rel_tol=1e-6), (name, kind["residual"])
 END
     "$mizan" sim --scope layers -t "$root"/traces/example/olmoe-8r.h5 -m olmoe-1b-7b --ranks 4 -c ./here.json:1 \
-        --hidden 128 --inter 64 --layers 2 --policy static,symi,ultraep,lrmoe --json >sim.json 2>said
+        --hidden 128 --inter 64 --layers 2 --step-tokens 512 --policy static,symi,ultraep,lrmoe --json >sim.json 2>said
     "$python" -c 'import json; r = json.load(open("sim.json")); assert all(x["step_time_s"]["mean"] > 0 for x in r["runs"])
-assert "extrapolated" not in r["cluster"]["measured"]'
+assert not {"extrapolated", "outside"} & set(r["cluster"]["measured"])'
     run ! grep extrapolated said
     "$mizan" sim --scope layers -t "$root"/traces/example/olmoe-8r.h5 -m olmoe-1b-7b --ranks 4 -c ./here.json:1 -q \
-        --hidden 16 --inter 8 --layers 2 --policy static --json >sim.json 2>said
+        --hidden 16 --inter 8 --layers 2 --step-tokens 512 --policy static --json >sim.json 2>said
     cat said
     [ "$(wc -l <said)" -eq 1 ]
     grep -q 'hidden 16 and intermediate 8 .*extrapolated.*mizan calibrate --hidden 16 --inter 8 adds' said
-    "$python" -c 'import json; assert json.load(open("sim.json"))["cluster"]["measured"]["extrapolated"] is True'
+    "$python" -c 'import json; m = json.load(open("sim.json"))["cluster"]["measured"]
+assert m["extrapolated"] is True and m["outside"] == "products of experts with hidden 16 and intermediate 8", m["outside"]'
+    # four times the tokens: the fullest rank of a layer has more rows than fitted that pool, and no other kernel is that far out
+    "$mizan" sim --scope layers -t "$root"/traces/example/olmoe-8r.h5 -m olmoe-1b-7b --ranks 4 -c ./here.json:1 -q \
+        --hidden 128 --inter 64 --layers 2 --policy static --json >sim.json 2>said
+    cat said
+    [ "$(wc -l <said)" -eq 1 ]
+    "$python" - "$root"/traces/example/olmoe-8r.h5 <<'END'
+import h5py, json, numpy, sys
+trace = h5py.File(sys.argv[1])
+layer, step, pairs = (trace["calls/" + key][:] for key in ("layer", "step", "pairs"))
+begin = numpy.cumsum(pairs) - pairs  # calls lie one behind another
+rank = trace["pairs/expert"][:] // (64 // 4)
+most = max(sum(numpy.bincount(rank[begin[c]:begin[c] + pairs[c]], minlength=4) for c in numpy.flatnonzero((layer == l) & (step == s))).max()
+           for l in range(2) for s in set(step))
+sampled = json.load(open("here.json"))["measured"]["kinds"]["swiglu_backward"]["rows"]
+words = "swiglu_backward of %d rows (%d to %d calibrated)" % (most, min(sampled), max(sampled))
+outside = json.load(open("sim.json"))["cluster"]["measured"]["outside"]
+assert most > 2 * max(sampled) and outside.startswith(words), (words, outside)
+assert outside + ": far from all that was calibrated" in open("said").read()
+END
 }
 
 @test "bad input of calibrate" {

@@ -269,6 +269,65 @@ static void far_products_are_told_from_near_ones(void **state) {
     assert_false(mz_measured_reaches(&m, MZ_WORK_WGRAD, 13, 60));
 }
 
+/* Packs of 16 to 100 rows, tiles of 4 to 8 of products that are cut at 8, of 40 of those cut
+ * at 100, one message: within a
+ * factor of two is near. Kinds without samples have nothing to go beyond, but for those that are
+ * timed as others are. */
+static void far_rows_are_told_from_near_ones(void **state) {
+    (void)state;
+    enum { CALLS = 3 };
+    static const struct {
+        struct {
+            mz_work work;
+            int64_t rows;
+        } call[CALLS];
+        const char *said; /* NULL: nothing is outside */
+    } cases[] = {
+        {{{MZ_WORK_PACK, 16}, {MZ_WORK_PACK, 100}, {MZ_WORK_FORWARD, 6}}, NULL},
+        {{{MZ_WORK_PACK, 200}, {MZ_WORK_PACK, 8}, {MZ_WORK_PACK, 0}}, NULL},
+        {{{MZ_WORK_PACK, 50}, {MZ_WORK_PACK, 201}, {MZ_WORK_PACK, 20}},
+         "pack of 201 rows (16 to 100 calibrated)"},
+        {{{MZ_WORK_PACK, 50}, {MZ_WORK_PACK, 7}, {MZ_WORK_PACK, 60}},
+         "pack of 7 rows (16 to 100 calibrated)"},
+        {{{MZ_WORK_PACK, 1}, {MZ_WORK_PACK, 300}, {MZ_WORK_PACK, 60}},
+         "pack of 1 row (16 to 100 calibrated)"},
+        {{{MZ_WORK_GATHER, 201}}, "pack of 201 rows (16 to 100 calibrated)"},
+        {{{MZ_WORK_COMBINE, 1 << 30}, {MZ_WORK_COPY, 1 << 30}, {MZ_WORK_ADD, 1}}, NULL},
+        {{{MZ_WORK_FORWARD, 1000}, {MZ_WORK_FORWARD, 1002}, {MZ_WORK_WGRAD, 1}}, NULL},
+        {{{MZ_WORK_DGRAD, 230}}, "product_dgrad of 100 rows (40 to 40 calibrated)"},
+        {{{MZ_WORK_FORWARD, 1001}}, "product_forward of 1 row (4 to 8 calibrated)"},
+        {{{MZ_WORK_UP, 9}}, "product_forward of 1 row (4 to 8 calibrated)"},
+        {{{MZ_WORK_PACK, 201}, {MZ_WORK_FORWARD, 9}, {MZ_WORK_PACK, 50}},
+         "product_forward of 1 row (4 to 8 calibrated) and 1 other kind"},
+        {{{MZ_WORK_PACK, 1000}, {MZ_WORK_FORWARD, 1}, {MZ_WORK_SELECT, 30}},
+         "pack of 1000 rows (16 to 100 calibrated) and 2 other kinds"},
+    };
+    mz_fit_sample pack[2] = {{.size = {100, 2, 8}, .seconds = 1},
+                             {.size = {16, 500, 9}, .seconds = 1}},
+                  tile[2] = {{.size = {4, 300, 600}, .seconds = 1},
+                             {.size = {8, 6, 60}, .seconds = 1}},
+                  select[1] = {{.size = {10, 8, 8}, .seconds = 1}},
+                  large[1] = {{.size = {40, 6, 60}, .seconds = 1}},
+                  lane[1] = {{.size = {1, 1, 2}, .seconds = 1}};
+    mz_measured m = {.workers = 1, .alone = 1};
+    m.fit[MZ_WORK_PACK] = (mz_fit){.samples = 2, .sample = pack};
+    m.fit[MZ_WORK_FORWARD] = (mz_fit){.samples = 2, .sample = tile};
+    m.fit[MZ_WORK_SELECT] = (mz_fit){.samples = 1, .sample = select};
+    m.fit[MZ_WORK_COPY] = m.fit[MZ_WORK_ADD] = (mz_fit){.samples = 1, .sample = lane};
+    m.tiling[MZ_WORK_FORWARD] = (mz_tiling){.rows = 8};
+    m.fit[MZ_WORK_DGRAD] = (mz_fit){.samples = 1, .sample = large};
+    m.tiling[MZ_WORK_DGRAD] = (mz_tiling){.rows = 100};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        mz_rows_met met = {0};
+        char text[160] = "";
+        for (int k = 0; k < CALLS; k++)
+            mz_rows_meet(&met, &m, cases[i].call[k].work, cases[i].call[k].rows);
+        const bool outside = mz_measured_rows_outside(&m, &met, text, sizeof text);
+        if (outside != (cases[i].said != NULL) || strcmp(text, outside ? cases[i].said : "") != 0)
+            fail_msg("case %zu: %s", i, text);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(fits_are_exact_at_samples_and_between_them_between),
@@ -281,6 +340,7 @@ int main(void) {
         cmocka_unit_test(a_profile_reads_back_what_it_says),
         cmocka_unit_test(bad_measurements_are_refused),
         cmocka_unit_test(far_products_are_told_from_near_ones),
+        cmocka_unit_test(far_rows_are_told_from_near_ones),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
