@@ -8,6 +8,8 @@
 enum { VALUE = 2, SEGMENTS = 256 };
 /* As in a backward that leaves pairs out: one of so many rows is taken. */
 enum { SPREAD = 2 };
+/* That a source's rows are packed by. */
+enum { PACK_EXPERTS = 32 };
 
 /* tokens: that the rows are of. */
 typedef struct row_sizes {
@@ -22,6 +24,7 @@ typedef struct row_kind {
     int64_t in_value, made_value, out_value, out_row;
     const int64_t *cols; /* list, 0 at its end */
     int64_t spread;      /* tokens of which one has a row; 0: each has CALIBRATE_TOP_K rows */
+    bool of_tokens;      /* the input has a row for every token, not for every row */
 } row_kind;
 
 static mz_kstatus run_group(calibration *c, const void *sizes, char *in, char *out) {
@@ -46,13 +49,19 @@ static mz_kstatus run_invert(calibration *c, const void *sizes, char *in, char *
     return mz_invert(c->kernels, 0, c->counting, s->rows, s->rows, (int64_t *)(void *)out);
 }
 
+/* Weights are there for CALIBRATE_PAIRS pairs. */
+static int32_t pairs_of_token(const row_sizes *s) {
+    const int64_t most = CALIBRATE_PAIRS / s->tokens;
+    return most < CALIBRATE_TOP_K ? (int32_t)most : CALIBRATE_TOP_K;
+}
+
 static mz_pack pack_of(calibration *c, const row_sizes *s, const char *in, char *out) {
     return (mz_pack){.type = MZ_BF16,
                      .x = in,
                      .hidden = s->cols,
                      .rows = s->rows,
-                     .row_pair = c->shuffled,
-                     .k = CALIBRATE_PAIRS / (int32_t)s->tokens,
+                     .row_pair = c->scratch,
+                     .k = pairs_of_token(s),
                      .out = out};
 }
 
@@ -70,7 +79,6 @@ static mz_kstatus run_pack_scaled(calibration *c, const void *sizes, char *in, c
 /* Some rows of a forward long past, in their order. */
 static mz_kstatus run_gather(calibration *c, const void *sizes, char *in, char *out) {
     mz_pack p = pack_of(c, sizes, in, out);
-    p.row_pair = c->scratch;
     p.k = 1;
     return mz_pack_rows(c->kernels, 0, &p);
 }
@@ -189,20 +197,20 @@ static const int64_t lengths[] = {4096, 65536, 1 << 19, 1 << 22, 1 << 24, 0};
 static const int64_t row_counts[] = {16, 128, 1024, 4096, 16384, 65536, 0};
 
 static const row_kind row_kinds[] = {
-    {MZ_WORK_GROUP_PAIRS, run_group, 0, 0, 0, 8, experts, 0},
-    {MZ_WORK_ARRANGE, run_arrange, 0, 0, 0, 8, single, 0},
-    {MZ_WORK_INVERT, run_invert, 0, 0, 0, 8, single, 0},
-    {MZ_WORK_PACK, run_pack, VALUE, VALUE, VALUE, 0, widths, 0},
-    {MZ_WORK_PACK, run_pack, 2 * VALUE, 2 * VALUE, VALUE, 0, packed_widths, SPREAD},
-    {MZ_WORK_PACK_SCALED, run_pack_scaled, VALUE, VALUE, VALUE, 0, widths, 0},
-    {MZ_WORK_PACK_SCALED, run_pack_scaled, 2 * VALUE, 2 * VALUE, VALUE, 0, widths, SPREAD},
-    {MZ_WORK_GATHER, run_gather, 2 * VALUE, 0, VALUE, 0, widths, SPREAD},
-    {MZ_WORK_COMBINE, run_combine, VALUE, VALUE, VALUE, 0, widths, 0},
-    {MZ_WORK_ROW_NORMS, run_norms, VALUE, VALUE, 0, 4, widths, 0},
-    {MZ_WORK_SCORE, run_score, 0, 0, 0, 4, single, 0},
-    {MZ_WORK_SELECT, run_select, 0, 0, 0, 16, experts, 0},
-    {MZ_WORK_SWIGLU_FORWARD, run_swiglu, 2 * VALUE, 2 * VALUE, VALUE, 0, widths, 0},
-    {MZ_WORK_SWIGLU_BACKWARD, run_swiglu_back, 3 * VALUE, VALUE, 2 * VALUE, 4, widths, 0},
+    {MZ_WORK_GROUP_PAIRS, run_group, 0, 0, 0, 8, experts, 0, false},
+    {MZ_WORK_ARRANGE, run_arrange, 0, 0, 0, 8, single, 0, false},
+    {MZ_WORK_INVERT, run_invert, 0, 0, 0, 8, single, 0, false},
+    {MZ_WORK_PACK, run_pack, VALUE, VALUE, VALUE, 0, widths, 0, true},
+    {MZ_WORK_PACK, run_pack, VALUE, VALUE, VALUE, 0, packed_widths, SPREAD, true},
+    {MZ_WORK_PACK_SCALED, run_pack_scaled, VALUE, VALUE, VALUE, 0, widths, 0, true},
+    {MZ_WORK_PACK_SCALED, run_pack_scaled, VALUE, VALUE, VALUE, 0, widths, SPREAD, true},
+    {MZ_WORK_GATHER, run_gather, VALUE, 0, VALUE, 0, widths, SPREAD, true},
+    {MZ_WORK_COMBINE, run_combine, VALUE, VALUE, VALUE, 0, widths, 0, false},
+    {MZ_WORK_ROW_NORMS, run_norms, VALUE, VALUE, 0, 4, widths, 0, false},
+    {MZ_WORK_SCORE, run_score, 0, 0, 0, 4, single, 0, false},
+    {MZ_WORK_SELECT, run_select, 0, 0, 0, 16, experts, 0, false},
+    {MZ_WORK_SWIGLU_FORWARD, run_swiglu, 2 * VALUE, 2 * VALUE, VALUE, 0, widths, 0, false},
+    {MZ_WORK_SWIGLU_BACKWARD, run_swiglu_back, 3 * VALUE, VALUE, 2 * VALUE, 4, widths, 0, false},
 };
 enum { ROW_KINDS = sizeof row_kinds / sizeof row_kinds[0], SAMPLES_MOST = 56, HEAD = 1 << 15 };
 
@@ -249,6 +257,44 @@ static mz_code set_arrangement(calibration *c, int64_t rows, mz_err *err) {
     return set_scratch(c, segment, sizeof segment[0] * (size_t)n, "arrangement", err);
 }
 
+/* The pair that row `row` is of before rows are ordered, ascending, and its expert. Tokens have
+ * rows of all their k pairs, each of another part of the experts, or one of `spread` tokens of one.
+ */
+static int64_t draw_pair(mz_rng *rng, int64_t row, int32_t k, int64_t spread, int64_t *expert) {
+    if (spread == 0) {
+        *expert =
+            row % k * (PACK_EXPERTS / k) + (int64_t)mz_rng_below(rng, PACK_EXPERTS / (uint64_t)k);
+        return row;
+    }
+    const int64_t token = row * spread + (int64_t)mz_rng_below(rng, (uint64_t)spread);
+    *expert = (int64_t)mz_rng_below(rng, PACK_EXPERTS);
+    return token * k + (int64_t)mz_rng_below(rng, (uint64_t)k);
+}
+
+/* Pairs in the order in which a source sends their rows: by expert, of each in order of tokens. */
+static mz_code set_packed(calibration *c, const row_sizes *s, int64_t spread, mz_err *err) {
+    const size_t bytes = sizeof(int64_t) * (size_t)s->rows;
+    const int32_t k = pairs_of_token(s);
+    int64_t begin[PACK_EXPERTS + 1] = {0}, expert;
+    int64_t *pair = malloc(bytes);
+    if (!pair)
+        return mz_fail_nomem(err, "calibration data");
+    mz_rng rng = mz_rng_make(1, 8), again = rng;
+    for (int64_t i = 0; i < s->rows; i++) {
+        draw_pair(&rng, i, k, spread, &expert);
+        begin[expert + 1]++;
+    }
+    for (int e = 0; e < PACK_EXPERTS; e++)
+        begin[e + 1] += begin[e];
+    for (int64_t i = 0; i < s->rows; i++) {
+        const int64_t drawn = draw_pair(&again, i, k, spread, &expert);
+        pair[begin[expert]++] = drawn;
+    }
+    const mz_code code = set_scratch(c, pair, bytes, "rows to pack", err);
+    free(pair);
+    return code;
+}
+
 /* One of SPREAD rows each, drawn by seed. */
 static mz_code set_gathered(calibration *c, int64_t rows, mz_err *err) {
     const size_t bytes = sizeof(int64_t) * (size_t)rows;
@@ -270,6 +316,8 @@ static mz_code prepare_kind(calibration *c, const row_kind *kind, const row_size
         return set_arrangement(c, s->rows, err);
     if (kind->work == MZ_WORK_GATHER)
         return set_gathered(c, s->rows, err);
+    if (kind->run == run_pack || kind->run == run_pack_scaled)
+        return set_packed(c, s, kind->spread, err);
     if (kind->work != MZ_WORK_GROUP_PAIRS)
         return MZ_OK;
     const mz_grouping g = {.expert = c->expert, .pairs = s->rows, .experts = (int32_t)s->cols};
@@ -280,7 +328,8 @@ static mz_code prepare_kind(calibration *c, const row_kind *kind, const row_size
 
 static mz_code sample_rows(calibration *c, const row_kind *kind, row_sizes s, mz_err *err) {
     s.tokens = kind->spread > 0 ? s.rows * kind->spread : s.rows / CALIBRATE_TOP_K;
-    const int64_t in = s.rows * s.cols * kind->in_value + HEAD;
+    const int64_t inputs = (kind->of_tokens ? s.tokens : s.rows) * s.cols;
+    const int64_t in = inputs * kind->in_value + HEAD;
     const int64_t out = s.rows * (s.cols * kind->out_value + kind->out_row) + HEAD;
     double seconds = 0;
     if (in > c->options.pool_bytes / 2 || out > c->options.pool_bytes / 2)
@@ -289,8 +338,8 @@ static mz_code sample_rows(calibration *c, const row_kind *kind, row_sizes s, mz
                                  .sizes = &s,
                                  .in_bytes = in,
                                  .out_bytes = out,
-                                 .made_at = s.rows * s.cols * (kind->in_value - kind->made_value),
-                                 .made_bytes = s.rows * s.cols * kind->made_value,
+                                 .made_at = inputs * (kind->in_value - kind->made_value),
+                                 .made_bytes = inputs * kind->made_value,
                                  .received = kind->work == MZ_WORK_COMBINE,
                                  .each_rank = true};
     mz_code code = prepare_kind(c, kind, &s, err);

@@ -227,6 +227,62 @@ static void a_failed_exchange_has_its_error(void **state) {
                  "calibration of a sample: no memory for lanes", &err);
 }
 
+/* Rows copied one by one, the last ones: inputs that samples make, rows that are gathered. */
+enum { NOTED_COPIES = 64, PACKED_MOST = 1 << 18, EACH_MOST = 4, PACKED_POOL = 1 << 20 };
+static struct {
+    const void *to;
+    int64_t bytes;
+} copied[NOTED_COPIES];
+static int64_t copies, packs[2][EACH_MOST + 1]; /* with weights or not, by rows of a token */
+
+/* Of what is packed there, all has just been written, unless it is too much or too little. */
+static void is_made(const void *x, int64_t bytes) {
+    const int64_t made = bytes / 256 * 256;
+    if (made == 0 || made > PACKED_POOL / 4)
+        return;
+    for (int64_t i = copies; i-- > 0 && i >= copies - NOTED_COPIES;)
+        if (copied[i % NOTED_COPIES].to == x) {
+            assert_int_equal(copied[i % NOTED_COPIES].bytes, made);
+            return;
+        }
+    fail_msg("an input of %lld bytes was not made", (long long)bytes);
+}
+
+/* Pairs by 32 experts, of each in order of tokens; all four of every token, or one of every second
+ * one. */
+static void is_sent(const mz_pack *a) {
+    static uint8_t seen[PACKED_MOST], of_token[PACKED_MOST];
+    enum { EXPERTS = 32 };
+    int64_t descents = 0;
+    memset(seen, 0, sizeof seen);
+    memset(of_token, 0, sizeof of_token);
+    for (int64_t i = 0; i < a->rows; i++) {
+        const int64_t pair = a->row_pair[i];
+        assert_in_range(pair, 0, PACKED_MOST - 1);
+        assert_int_equal(seen[pair]++, 0);
+        of_token[pair / a->k]++;
+        descents += i > 0 && pair < a->row_pair[i - 1];
+    }
+    const int64_t each = of_token[a->row_pair[0] / a->k];
+    for (int64_t i = 0; i < a->rows; i++)
+        assert_int_equal(of_token[a->row_pair[i] / a->k], each);
+    assert_true(each == EACH_MOST || each == 1);
+    if (a->rows >= 1024)
+        assert_int_equal(descents, EXPERTS - 1);
+    is_made(a->x, (each == EACH_MOST ? a->rows / EACH_MOST : 2 * a->rows) * a->hidden * 2);
+    packs[a->scale != NULL][each]++;
+}
+
+static mz_kstatus checked_pack(mz_kernels *k, mz_kstream stream, const mz_pack *a) {
+    if (a->k == 1) {
+        copied[copies % NOTED_COPIES].to = a->out;
+        copied[copies++ % NOTED_COPIES].bytes = a->rows * a->hidden * 2;
+    } else {
+        is_sent(a);
+    }
+    return noted.real->pack_rows(k, stream, a);
+}
+
 /* Small pools: the large samples stay out, every kind is still there and of sane size. */
 static void a_small_run_measures_every_kind(void **state) {
     (void)state;
@@ -236,10 +292,15 @@ static void a_small_run_measures_every_kind(void **state) {
     mz_measured measured = {0};
     mz_wire wire = {0};
     mz_app app = {0};
-    assert_ok(small_machine_open(&m, 2, 3, 1 << 20, &err), &err);
+    assert_ok(small_machine_open(&m, 2, 3, PACKED_POOL, &err), &err);
+    noted = (noting){.ops = *m.kernels->ops, .real = m.kernels->ops};
+    noted.ops.pack_rows = checked_pack;
+    m.kernels->ops = &noted.ops;
     assert_ok(
         mz_calibrate(m.kernels, m.transport, &m.options, &app, &arena, &measured, &wire, &err),
         &err);
+    for (int scaled = 0; scaled < 2; scaled++)
+        assert_true(packs[scaled][1] > 0 && packs[scaled][EACH_MOST] > 0);
     assert_int_equal(measured.workers, 2);
     assert_true(measured.call_s >= 0 && wire.bytes_per_s > 0); /* a busy machine hides a call */
     assert_true(measured.probe_s > 0 && measured.probe_s < 1);
@@ -264,6 +325,7 @@ static void a_small_run_measures_every_kind(void **state) {
         const mz_fit *fit = &measured.fit[both[i]];
         assert_true(has_sample(fit, 128, 2 * 1.25 * 128) && has_sample(fit, 128, 2 * 2 * 128));
     }
+    m.kernels->ops = noted.real;
     small_machine_close(&m);
     mz_arena_free(&arena);
 }
