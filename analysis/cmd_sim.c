@@ -373,16 +373,17 @@ static mz_code mark_sides(sim_job *job, const mz_log *log, mz_err *err) {
     return mark_extrapolated(job, what, err);
 }
 
-/* Calls with fewer or more rows than any sample is like, known when all are timed. */
+/* Calls of more rows than any sample, or all of fewer than any; known when the steps are timed. */
 static mz_code mark_rows(sim_job *job, const mz_log *log, mz_err *err) {
     const mz_measured *m = job->cluster->device.measured;
     char what[160];
     if (!m || !mz_measured_rows_outside(m, mz_sim_rows_met(job->sim), what, sizeof what))
         return MZ_OK;
-    mz_warn(log,
-            "%s: %s: far from all that was calibrated, such times are extrapolated: mizan "
-            "calibrate with a larger --pool has more rows",
-            job->args.cluster, what);
+    mz_warn(
+        log,
+        "%s: %s: far from all that was calibrated, such times are extrapolated; a larger --pool "
+        "of mizan calibrate has samples of more rows",
+        job->args.cluster, what);
     return mark_extrapolated(job, what, err);
 }
 

@@ -97,25 +97,15 @@ bool mz_measured_reaches(const mz_measured *m, mz_work product, int64_t n, int64
     return reached;
 }
 
-static void meet(mz_rows_met *met, mz_work work, int64_t rows) {
-    if (met->most[work] == 0 || rows < met->least[work])
-        met->least[work] = rows;
-    if (rows > met->most[work])
-        met->most[work] = rows;
-}
-
 void mz_rows_meet(mz_rows_met *met, const mz_measured *m, mz_work work, int64_t rows) {
-    if (rows <= 0 || (work >= MZ_WORK_CONVERT && !is_product(work)))
+    if (work >= MZ_WORK_CONVERT && !is_product(work))
         return;
     if (m->fit[work].samples == 0) /* profiles of earlier versions, or calibrated in part */
         work = work == MZ_WORK_GATHER ? MZ_WORK_PACK : work == MZ_WORK_UP ? MZ_WORK_FORWARD : work;
     const int32_t tile = is_product(work) ? m->tiling[work].rows : 0;
-    if (tile > 0 && rows > tile) {
-        meet(met, work, tile);
-        rows %= tile;
-    }
-    if (rows > 0)
-        meet(met, work, rows);
+    const int64_t most = tile > 0 && rows > tile ? tile : rows;
+    if (most > met->most[work])
+        met->most[work] = most;
 }
 
 bool mz_measured_rows_outside(const mz_measured *m, const mz_rows_met *met, char *text,
@@ -126,15 +116,13 @@ bool mz_measured_rows_outside(const mz_measured *m, const mz_rows_met *met, char
         if (met->most[w] == 0 || m->fit[w].samples == 0)
             continue;
         const size_range range = sampled(&m->fit[w], 0);
-        const double above = out_by(range, (double)met->most[w]),
-                     below = out_by(range, (double)met->least[w]);
-        outside += fmax(above, below) > NEAR;
-        if (fmax(above, below) <= farthest)
+        const double out = out_by(range, (double)met->most[w]);
+        outside += out > NEAR;
+        if (out <= farthest)
             continue;
-        farthest = fmax(above, below);
-        const int64_t rows = above > below ? met->most[w] : met->least[w];
+        farthest = out;
         snprintf(text, size, "%s of %lld row%s (%.0f to %.0f calibrated)", mz_work_name((mz_work)w),
-                 (long long)rows, rows == 1 ? "" : "s", range.least, range.most);
+                 (long long)met->most[w], met->most[w] == 1 ? "" : "s", range.least, range.most);
     }
     const size_t used = outside > 1 ? strlen(text) : 0;
     if (outside > 1)

@@ -72,19 +72,20 @@ double mz_fit_seconds(const mz_fit *fit, mz_work work, const double size[MZ_FIT_
  * A kind that was not measured has nothing to go beyond. O(samples). */
 bool mz_measured_reaches(const mz_measured *measured, mz_work product, int64_t n, int64_t k);
 
-/* The least and the most rows met in a call of each kind of kernel whose size are its rows, in a
- * tile of each kind of product. */
+/* The most rows met in a call of each kind of kernel whose size are its rows, in a tile of each
+ * kind of product; 0: none were. */
 typedef struct mz_rows_met {
-    int64_t least[MZ_WORKS], most[MZ_WORKS]; /* most 0: none */
+    int64_t most[MZ_WORKS];
 } mz_rows_met;
 
 /* Notes a call of so many rows, of a product as it is cut into tiles; as the kind whose samples it
- * is timed by. A call without rows, and kinds with other sizes (copies, sums, conversions,
- * updates), are not noted. O(1). */
+ * is timed by. Kinds with other sizes (copies, sums, conversions, updates) are not noted. O(1). */
 void mz_rows_meet(mz_rows_met *met, const mz_measured *measured, mz_work work, int64_t rows);
-/* Whether some kind met rows that are less than half of the least sampled or more than twice the
- * most. Writes the kind that is farthest out, what it met and what was sampled, and how many others
- * there are: "pack of 70000 rows (16 to 4096 calibrated) and 2 other kinds". O(samples). */
+/* Whether some kind's largest call has less than half of the least rows sampled or more than twice
+ * the most. Smaller calls beside it say nothing: they take no longer than the least sample, and the
+ * larger ones take the time. Writes the kind that is farthest out, what it met and what was
+ * sampled, and how many others there are: "pack of 70000 rows (16 to 4096 calibrated) and 2 other
+ * kinds". O(samples). */
 bool mz_measured_rows_outside(const mz_measured *measured, const mz_rows_met *met, char *text,
                               size_t size);
 
