@@ -9,11 +9,14 @@
  * runs of the same policy lie apart; where none was run twice, two halves of one, which has the
  * machine's drift in it. Both sides have the same steps of the window.
  *
- * Speed: the probe's seconds while the machine was calibrated over their median in the measurement
- * (replay/probe.h; records without a probe have 0 and do not count), 1 where either was not probed.
- * A shared machine that runs at 0.95 of it makes every prediction 5 % too short, so the errors of
- * steps and phases stand a second time at the calibrated speed. What is judged is the error as it
- * is; where that fails and the speed was another, the verdict says so.
+ * Speeds: a probe's seconds while the machine was calibrated over their middle mean in the
+ * measurement (replay/probe.h; records without a probe have 0 and do not count), of products, of
+ * memory and of rows in a cache; 1 where either has no product, and rows go with products where
+ * either has none of them. A shared machine that runs at 0.95 of it makes every prediction 5 % too
+ * short, so the errors of steps and phases stand a second time at the calibrated speed: a phase's
+ * at the speed of what its kernels do, a step's at those of its phases, by their predicted times.
+ * What is judged is the error as it is; where that fails and a speed was another, the verdict says
+ * so.
  *
  * A phase's time is its busy time summed over ranks and layers, so that a machine which runs its
  * ranks one after another spends it all; planning, which stands at every rank of a process, counts
@@ -35,7 +38,7 @@
 #define CHECK_MEMORY 0.01 /* of peak memory */
 #define CHECK_APART 0.03  /* policies whose times differ by more have an order */
 #define CHECK_NOISE 0.015 /* of the same policy repeated */
-#define CHECK_SPEED 0.015 /* of the machine since its calibration */
+#define CHECK_SPEED 0.015 /* of either of the machine's speeds since its calibration */
 #define CHECK_BYTES 0.01  /* of each kind of traffic */
 #define CHECK_TIE 1e-9    /* what a rule says of two policies is the same within this */
 enum { CHECK_RECORDS = 15, CHECK_TRAFFIC = 5 };
@@ -107,8 +110,9 @@ typedef struct check_result {
     check_pair *pair;
     check_rule rule[CHECK_RULES];
     double mean_error, worst_error, noise;
-    bool probed;
-    double speed, mean_at_speed, worst_at_speed; /* errors at the calibrated speed */
+    bool probed[MZ_SPEEDS];
+    double speed[MZ_SPEEDS];
+    double mean_at_speed, worst_at_speed; /* errors at the calibrated speed */
     check_target target[CHECK_TARGETS_MOST];
     int targets;
     bool noisy, passed;
@@ -138,7 +142,13 @@ double check_middle_mean(double *value, int64_t count);
  * of them. */
 void check_extrapolated(const check_result *result, const char *before, const char *after,
                         void (*put)(const char *text, FILE *out), FILE *out);
-/* The line on the machine's speed, where it is known. */
+/* Whether errors at the calibrated speed are known. */
+static inline bool check_probed(const check_result *result) {
+    return result->probed[MZ_SPEED_PRODUCT];
+}
+/* The speed that is farthest from the calibrated one. */
+double check_farthest(const check_result *result);
+/* The line on the machine's speeds, where they are known. */
 void check_speed(const check_result *result, const char *before, const char *after, FILE *out);
 void check_print(const check_result *result, FILE *out);
 json_t *check_json(const check_result *result); /* NULL when memory is short */

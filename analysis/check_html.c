@@ -74,7 +74,7 @@ static void steps_table(const check_result *r, FILE *out) {
         escape(p->name, out);
         fputs("</td>", out);
         value_cells(&p->step, 1e3, out);
-        percent_cell(r->probed ? p->at_speed : NAN, out);
+        percent_cell(check_probed(r) ? p->at_speed : NAN, out);
         if (isfinite(p->low))
             fprintf(out, "<td>%.5g</td><td>%.5g</td>", p->low * 1e3, p->high * 1e3);
         else
@@ -179,7 +179,7 @@ static void phase_table(const check_result *r, const check_policy *p, FILE *out)
             continue;
         fprintf(out, "<tr><td>%s</td>", mz_phase_name((mz_phase)k));
         value_cells(&p->phase[k], 1e3, out);
-        percent_cell(r->probed ? p->phase_at_speed[k] : NAN, out);
+        percent_cell(check_probed(r) ? p->phase_at_speed[k] : NAN, out);
         fprintf(out, "<td>%.1f</td><td>%s</td></tr>", p->share[k] * 100,
                 check_validated(r, (mz_phase)k) ? "validated" : "extrapolated");
     }

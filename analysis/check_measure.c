@@ -125,9 +125,41 @@ static double rank_time(const check_policy *p, const mz_run_file *run, int64_t r
     return sum;
 }
 
-/* What the error would be of a prediction for the speed that the machine had. */
-static double error_at_speed(const check_result *r, check_value v) {
-    return value_of(v.predicted / r->speed, v.measured).error;
+/* What a phase's kernels do most of (replay/README.md): products; whole experts' weights, which
+ * come from memory; rows and lists that the phase before has just written and short messages, which
+ * lie in a cache. Planning is arithmetic. What no replay has, and waiting, which is what is left,
+ * goes with products, too. */
+static const mz_speed phase_speed[MZ_PHASES] = {
+    [MZ_PHASE_ROUTER] = MZ_SPEED_CACHE,           [MZ_PHASE_COUNT_EXCHANGE] = MZ_SPEED_CACHE,
+    [MZ_PHASE_WEIGHT_MOVE] = MZ_SPEED_MEMORY,     [MZ_PHASE_PACK] = MZ_SPEED_CACHE,
+    [MZ_PHASE_DISPATCH] = MZ_SPEED_CACHE,         [MZ_PHASE_COMBINE] = MZ_SPEED_CACHE,
+    [MZ_PHASE_UNPACK] = MZ_SPEED_CACHE,           [MZ_PHASE_SCORE] = MZ_SPEED_CACHE,
+    [MZ_PHASE_BACKWARD_PACK] = MZ_SPEED_CACHE,    [MZ_PHASE_BACKWARD_DISPATCH] = MZ_SPEED_CACHE,
+    [MZ_PHASE_BACKWARD_COMBINE] = MZ_SPEED_CACHE, [MZ_PHASE_BACKWARD_OTHER] = MZ_SPEED_CACHE,
+    [MZ_PHASE_REPLICA_REDUCE] = MZ_SPEED_MEMORY,  [MZ_PHASE_GRADIENT_REDUCE] = MZ_SPEED_CACHE,
+    [MZ_PHASE_OPTIMIZER] = MZ_SPEED_MEMORY,       [MZ_PHASE_PARAMETER_GATHER] = MZ_SPEED_MEMORY,
+};
+
+/* Muon's update is products. */
+static double speed_of(const check_result *r, int phase) {
+    const char *optimizer = json_string_value(
+        json_object_get(json_object_get(r->predicted->root, "settings"), "optimizer"));
+    const bool products =
+        phase == MZ_PHASE_OPTIMIZER && optimizer && strncmp(optimizer, "muon", strlen("muon")) == 0;
+    return r->speed[products ? MZ_SPEED_PRODUCT : phase_speed[phase]];
+}
+
+/* What errors would be of a prediction for the speeds that the machine had. */
+static void note_at_speed(const check_result *r, check_policy *p) {
+    double predicted = 0, at_speed = 0;
+    for (int k = 0; k < MZ_PHASES; k++) {
+        const double now = p->phase[k].predicted / speed_of(r, k);
+        p->phase_at_speed[k] = value_of(now, p->phase[k].measured).error;
+        predicted += k == MZ_PHASE_LAUNCH_WAIT ? 0 : p->phase[k].predicted;
+        at_speed += k == MZ_PHASE_LAUNCH_WAIT ? 0 : now;
+    }
+    const double factor = predicted > 0 ? at_speed / predicted : 1 / r->speed[MZ_SPEED_PRODUCT];
+    p->at_speed = value_of(p->step.predicted * factor, p->step.measured).error;
 }
 
 /* ---- one policy --------------------------------------------------------------------------------
@@ -298,14 +330,13 @@ static mz_code measure_policy(check_result *r, check_policy *p, mz_err *err) {
     if (!value || !p->ratio)
         return mz_fail_nomem(err, "the records of a policy");
     p->step = compare(r, p, step_time, 0, value);
-    p->at_speed = error_at_speed(r, p->step);
     for (int k = 0; k < MZ_PHASES; k++) {
         p->phase[k] = compare(r, p, phase_time, k, value);
-        p->phase_at_speed[k] = error_at_speed(r, p->phase[k]);
         all += k == MZ_PHASE_LAUNCH_WAIT ? 0 : p->phase[k].measured;
     }
     for (int k = 0; k < MZ_PHASES; k++)
         p->share[k] = all > 0 && k != MZ_PHASE_LAUNCH_WAIT ? p->phase[k].measured / all : 0;
+    note_at_speed(r, p);
     note_memory(r, p);
     note_traffic(r, p);
     note_ratios(r, p);
@@ -318,29 +349,39 @@ static double calibrated_probe(const check_result *r, const char *key) {
     return json_number_value(json_object_get(json_object_get(r->predicted->root, "cluster"), key));
 }
 
-/* How fast the machine was, against its calibration, by the same probe, which is 0 where a record
+/* Probes of one kind of all records that have one; returns their number. value: of all records. */
+static int64_t probes_of(const mz_result_file *m, mz_speed speed, double *value) {
+    int64_t n = 0;
+    for (int i = 0; i < m->runs; i++) {
+        const double *probe_s = m->run[i].probe_s[speed];
+        for (int64_t k = 0; probe_s && k < m->run[i].steps; k++)
+            if (probe_s[k] > 0)
+                value[n++] = probe_s[k];
+    }
+    return n;
+}
+
+/* How fast the machine was, against its calibration, by the same probes, which are 0 where a record
  * has none: middle means, as of the times that this is held against. Where the prediction has no
- * mean, medians. */
+ * mean of the product, medians. */
 static mz_code note_speed(check_result *r, mz_err *err) {
-    const double mean = calibrated_probe(r, "probe_mean_s");
-    const double median = calibrated_probe(r, "probe_s");
-    int64_t n = 0, all = 0;
-    r->speed = 1;
+    const double median = calibrated_probe(r, mz_speed_key(MZ_SPEED_PRODUCT));
+    int64_t all = 0;
     for (int i = 0; i < r->measured->runs; i++)
-        all += r->measured->run[i].probe_s ? r->measured->run[i].steps : 0;
-    if (all == 0 || !(mean > 0 || median > 0))
-        return MZ_OK;
-    double *value = MZ_NEW(&r->arena, double, all);
+        all += r->measured->run[i].steps;
+    double *value = MZ_NEW(&r->arena, double, all + 1);
     if (!value)
         return mz_fail_nomem(err, "the probes of a measurement");
-    for (int i = 0; i < r->measured->runs; i++)
-        for (int64_t k = 0; r->measured->run[i].probe_s && k < r->measured->run[i].steps; k++)
-            if (r->measured->run[i].probe_s[k] > 0)
-                value[n++] = r->measured->run[i].probe_s[k];
-    r->probed = n > 0;
-    if (r->probed) {
+    for (int k = 0; k < MZ_SPEEDS; k++) {
+        const double mean = calibrated_probe(r, mz_speed_mean_key((mz_speed)k));
+        const bool by_median = k == MZ_SPEED_PRODUCT && !(mean > 0) && median > 0;
+        const int64_t n = probes_of(r->measured, (mz_speed)k, value);
+        r->probed[k] = n > 0 && (mean > 0 || by_median) && (k == 0 || check_probed(r));
+        r->speed[k] = k == 0 ? 1 : r->speed[MZ_SPEED_PRODUCT];
+        if (!r->probed[k])
+            continue;
         const double now = check_middle_mean(value, n); /* sorts */
-        r->speed = mean > 0 ? mean / now : median / value[n / 2];
+        r->speed[k] = by_median ? median / value[n / 2] : mean / now;
     }
     return MZ_OK;
 }

@@ -30,7 +30,7 @@ static void print_steps(const check_result *r, FILE *out) {
         else
             fprintf(out, "%21s", "-");
         percent(p->step.error, out);
-        percent(r->probed ? p->at_speed : NAN, out);
+        percent(check_probed(r) ? p->at_speed : NAN, out);
         percent(p->peak.error, out);
         percent(p->noise, out);
         fprintf(out, " %7lld\n", (long long)p->records);
@@ -59,7 +59,7 @@ static void phase_text(const check_result *r, const check_policy *p, int phase, 
     snprintf(text, 48, "-");
     if (!isfinite(p->phase[phase].error))
         return;
-    if (r->probed)
+    if (check_probed(r))
         snprintf(at_speed, sizeof at_speed, "/%+.1f", p->phase_at_speed[phase] * 100);
     snprintf(text, 48, "%s%+.1f%s%s", large ? "" : "(", p->phase[phase].error * 100, at_speed,
              large ? " " : ")");
@@ -67,9 +67,9 @@ static void phase_text(const check_result *r, const check_policy *p, int phase, 
 
 /* Errors of phases. */
 static void print_phases(const check_result *r, FILE *out) {
-    const int width = r->probed ? 15 : 8;
+    const int width = check_probed(r) ? 15 : 8;
     fprintf(out, "\nphase, error in %%%s (in brackets: less than 5 %% of the step)\n",
-            r->probed ? ", and at the calibrated speed" : "");
+            check_probed(r) ? ", and at the calibrated speed" : "");
     print_numbers(r, width, out);
     for (int k = 0; k < MZ_PHASES; k++) {
         if (!has_phase(r, k))
@@ -146,11 +146,17 @@ static void print_rules(const check_result *r, FILE *out) {
 }
 
 void check_speed(const check_result *r, const char *before, const char *after, FILE *out) {
-    if (r->probed)
+    char memory[40] = "", cache[40] = "";
+    if (r->probed[MZ_SPEED_MEMORY])
+        snprintf(memory, sizeof memory, ", its memory at %.3f", r->speed[MZ_SPEED_MEMORY]);
+    if (r->probed[MZ_SPEED_CACHE])
+        snprintf(cache, sizeof cache, ", rows in a cache at %.3f", r->speed[MZ_SPEED_CACHE]);
+    if (check_probed(r))
         fprintf(out,
-                "%sthe machine ran at %.3f of its calibrated speed; at that speed: mean error "
+                "%sthe machine ran at %.3f of its calibrated speed%s%s; at that speed: mean error "
                 "%.2f %%, worst %.2f %%%s",
-                before, r->speed, r->mean_at_speed * 100, r->worst_at_speed * 100, after);
+                before, r->speed[MZ_SPEED_PRODUCT], memory, cache, r->mean_at_speed * 100,
+                r->worst_at_speed * 100, after);
 }
 
 void check_extrapolated(const check_result *r, const char *before, const char *after,
@@ -216,13 +222,17 @@ static json_t *values_json(const check_value *v, int64_t count, bool *failed) {
     return list;
 }
 
+static const char *const speed_keys[MZ_SPEEDS] = {[MZ_SPEED_PRODUCT] = "speed",
+                                                  [MZ_SPEED_MEMORY] = "memory_speed",
+                                                  [MZ_SPEED_CACHE] = "cache_speed"};
+
 static json_t *phases_json(const check_result *r, const check_policy *p, bool *failed) {
     json_t *o = json_object();
     for (int k = 0; k < MZ_PHASES; k++) {
         if (!has_phase(r, k))
             continue;
         json_t *phase = value_json(&p->phase[k], failed);
-        put(phase, "error_at_speed", real(r->probed ? p->phase_at_speed[k] : NAN), failed);
+        put(phase, "error_at_speed", real(check_probed(r) ? p->phase_at_speed[k] : NAN), failed);
         put(phase, "share", real(p->share[k]), failed);
         put(phase, "validated", json_boolean(check_validated(r, (mz_phase)k)), failed);
         put(o, mz_phase_name((mz_phase)k), phase, failed);
@@ -237,7 +247,7 @@ static json_t *policy_json(const check_result *r, const check_policy *p, bool *f
     put(o, "records", json_integer(p->records), failed);
     put(o, "step_time_s", value_json(&p->step, failed), failed);
     put(o, "interval_s", json_pack("[o, o]", real(p->low), real(p->high)), failed);
-    put(o, "error_at_speed", real(r->probed ? p->at_speed : NAN), failed);
+    put(o, "error_at_speed", real(check_probed(r) ? p->at_speed : NAN), failed);
     put(o, "noise", real(p->noise), failed);
     put(o, "noise_of", json_string(p->repeated ? "two runs" : "halves"), failed);
     put(o, "peak_memory_bytes", value_json(&p->peak, failed), failed);
@@ -305,9 +315,10 @@ json_t *check_json(const check_result *r) {
     put(root, "mean_error", real(r->mean_error), &failed);
     put(root, "worst_error", real(r->worst_error), &failed);
     put(root, "noise", real(r->noise), &failed);
-    put(root, "speed", real(r->probed ? r->speed : NAN), &failed);
-    put(root, "mean_error_at_speed", real(r->probed ? r->mean_at_speed : NAN), &failed);
-    put(root, "worst_error_at_speed", real(r->probed ? r->worst_at_speed : NAN), &failed);
+    for (int k = 0; k < MZ_SPEEDS; k++)
+        put(root, speed_keys[k], real(r->probed[k] ? r->speed[k] : NAN), &failed);
+    put(root, "mean_error_at_speed", real(check_probed(r) ? r->mean_at_speed : NAN), &failed);
+    put(root, "worst_error_at_speed", real(check_probed(r) ? r->worst_at_speed : NAN), &failed);
     for (int i = 0; i < r->targets; i++)
         append(targets, target_json(&r->target[i], &failed), &failed);
     put(root, "targets", targets, &failed);

@@ -111,15 +111,6 @@ static mz_kstatus make_input(calibration *c, const calibrate_call *call, char *i
     return status == MZ_K_OK ? mz_kernels_sync(c->kernels, 0) : status;
 }
 
-/* Between two kernels of a phase the host is busy with lists and buffers while the workers of a
- * host's pool fall asleep. */
-static void work_alone(void) {
-    static const double seconds = 20e-6;
-    const double start = mz_now();
-    while (mz_now() - start < seconds)
-        ;
-}
-
 /* The mean of some calls, each waited for as in a replay. */
 static mz_kstatus time_together(calibration *c, const calibrate_call *call, double *seconds) {
     const int32_t n = together(c, call);
@@ -135,7 +126,7 @@ static mz_kstatus time_together(calibration *c, const calibrate_call *call, doub
     double sum = 0;
     for (int32_t i = 0; status == MZ_K_OK && i < n; i++) {
         if (call->each_rank)
-            work_alone();
+            mz_probe_work_alone();
         const double start = mz_now();
         status = call->run(c, call->sizes, in[i], out[i]);
         if (status == MZ_K_OK)
@@ -161,14 +152,18 @@ static mz_code time_calls(calibration *c, const calibrate_call *call, double *se
     return MZ_OK;
 }
 
+mz_code calibrate_go_on(const calibration *c, mz_err *err) {
+    return c->app->stop && *c->app->stop ? mz_fail(err, MZ_EABORTED, "interrupted") : MZ_OK;
+}
+
 mz_code calibrate_sample(calibration *c, const calibrate_call *call, double *seconds, mz_err *err) {
     const int32_t local = c->transport->end - c->transport->first;
     double own = 0, sum = 0;
     if (call->in_bytes > c->options.pool_bytes || call->out_bytes > c->options.pool_bytes)
         return mz_fail(err, MZ_EINTERNAL, "a sample larger than the pools");
     mz_code code = mz_transport_barrier(c->transport, err);
-    if (code == MZ_OK && c->app->stop && *c->app->stop)
-        return mz_fail(err, MZ_EABORTED, "interrupted");
+    if (code == MZ_OK)
+        code = calibrate_go_on(c, err);
     if (code == MZ_OK)
         code = time_calls(c, call, &own, err);
     if (code != MZ_OK)
@@ -182,13 +177,13 @@ mz_code calibrate_sample(calibration *c, const calibrate_call *call, double *sec
     return code == MZ_OK ? calibrate_note_lag(c, err) : code;
 }
 
-/* The probes stand among the samples, the one of arithmetic and the one of memory in turn. */
+/* The probes stand among the samples, one after the other in turn. */
 mz_code calibrate_time(calibration *c, const calibrate_call *call, double *seconds, mz_err *err) {
-    enum { PROBE_EVERY = 16 };
-    const int64_t turn = c->calls++ % PROBE_EVERY;
-    mz_code code = turn == 0                 ? calibrate_probe_product(c, err)
-                   : turn == PROBE_EVERY / 2 ? calibrate_probe_rows(c, err)
-                                             : MZ_OK;
+    enum { PROBE_EVERY = 6 };
+    const int64_t turn = c->calls++;
+    const mz_code code = turn % PROBE_EVERY == 0
+                             ? calibrate_probe(c, (mz_speed)(turn / PROBE_EVERY % MZ_SPEEDS), err)
+                             : MZ_OK;
     return code == MZ_OK ? calibrate_sample(c, call, seconds, err) : code;
 }
 
@@ -347,7 +342,8 @@ static mz_code prepare(calibration *c, mz_err *err) {
     mz_code code = fill_inputs(c, err);
     if (code == MZ_OK)
         code = make_lists(c, err);
-    return code == MZ_OK ? mz_probe_create(c->kernels, c->transport, &c->probe, err) : code;
+    const mz_probe_room room = {c->inputs, c->results, c->options.pool_bytes};
+    return code == MZ_OK ? mz_probe_create(c->kernels, c->transport, &room, &c->probe, err) : code;
 }
 
 /* Updates are few and follow each other closely, so they are spread over a round. */
@@ -407,8 +403,8 @@ static void release(calibration *c) {
         mz_kernels_free(c->kernels, c->short_results.block[i]);
     }
     mz_probe_free(&c->probe);
-    free(c->probed.value);
-    free(c->packed.value);
+    for (int k = 0; k < MZ_SPEEDS; k++)
+        free(c->probed[k].value);
     free(c->lag.value);
 }
 

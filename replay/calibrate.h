@@ -44,20 +44,22 @@ mz_code mz_calibrate(mz_kernels *kernels, mz_transport *transport,
                      const mz_calibration_options *options, mz_app *app, mz_arena *arena,
                      mz_measured *measured, mz_wire *wire, mz_err *err);
 
-/* The speed alone: probe_s, probe_mean_s, rows_mean_s and uneven of `now`, all else as it is.
- * Collective, some ten seconds with seven rounds. */
+/* The speed alone: probe_s, the probes' means and uneven of `now`, all else as it is. Collective,
+ * some fifteen seconds with seven rounds. MZ_EABORTED once *app->stop is set. */
 mz_code mz_calibrate_speed(mz_kernels *kernels, mz_transport *transport,
                            const mz_calibration_options *options, mz_app *app, mz_arena *arena,
                            mz_measured *now, mz_err *err);
 
-/* Seconds now over seconds when it was calibrated: of products; of what memory binds. */
+/* Seconds now over seconds when it was calibrated: of products; of what memory binds; of short rows
+ * that lie in a cache. */
 typedef struct mz_factors {
-    double product, rows;
+    double product, rows, cache;
 } mz_factors;
 
 /* calibrate_speed.c: what was measured, as it would be at the speed of `now` (mz_calibrate_speed),
- * whose references it takes. Where either has no time of rows, what memory binds stays as it is.
- * MZ_EINPUT where `measured` has no probe. */
+ * whose references it takes; fits anew where a kind's samples have factors of their own. Where
+ * either has no time of rows, what memory binds stays as it is; where either has none of a cache,
+ * what lies there goes with memory. MZ_EINPUT where `measured` has no probe. MZ_ENOMEM. */
 mz_code mz_calibrate_rescale(mz_measured *measured, const mz_measured *now, mz_factors *factors,
                              mz_err *err);
 

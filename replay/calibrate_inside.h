@@ -52,12 +52,12 @@ typedef struct calibration {
     calibrate_series series[CALIBRATE_KINDS];
     mz_fit beside[CALIBRATE_KINDS - MZ_WORKS];
     mz_probe *probe;
-    calibrate_seconds probed, packed; /* of the probe, and of rows from memory to memory, so far */
-    calibrate_seconds lag;            /* of the slowest process, of the mean, stretch by stretch */
-    double *stretch;                  /* [processes] seconds of the samples since the last one */
-    int64_t calls;                    /* samples so far */
-    mz_err exchange_err;              /* of an exchange among the samples that failed */
-    double single_call_s;             /* of a product beside its only tile */
+    calibrate_seconds probed[MZ_SPEEDS]; /* so far */
+    calibrate_seconds lag; /* of the slowest process, of the mean, stretch by stretch */
+    double *stretch;       /* [processes] seconds of the samples since the last one */
+    int64_t calls;         /* samples so far */
+    mz_err exchange_err;   /* of an exchange among the samples that failed */
+    double single_call_s;  /* of a product beside its only tile */
 } calibration;
 
 enum { CALIBRATE_PAIRS = 1 << 18, CALIBRATE_EXPERTS = 512, CALIBRATE_TOP_K = 4 };
@@ -79,6 +79,8 @@ typedef struct calibrate_call {
                                     on its own for a moment before each; no bind */
 } calibrate_call;
 
+/* MZ_EABORTED once the user has asked for the end. */
+mz_code calibrate_go_on(const calibration *c, mz_err *err);
 /* One sample of this round: mean over processes. */
 mz_code calibrate_time(calibration *c, const calibrate_call *call, double *seconds, mz_err *err);
 
@@ -106,9 +108,9 @@ mz_code calibrate_updates(calibration *c, mz_err *err);  /* calibrate_updates.c 
 mz_code calibrate_copies(calibration *c, mz_err *err);   /* calibrate_lanes.c */
 mz_code calibrate_wire(calibration *c, mz_err *err);     /* calibrate_lanes.c */
 
-/* calibrate_speed.c: one more time of either probe; many of both in turn; what they come to. */
-mz_code calibrate_probe_product(calibration *c, mz_err *err);
-mz_code calibrate_probe_rows(calibration *c, mz_err *err);
+/* calibrate_speed.c: one more time of a probe; many of all in turn; what they come to. Rows are
+ * left out where pools are too small for them. */
+mz_code calibrate_probe(calibration *c, mz_speed speed, mz_err *err);
 mz_code calibrate_pieces(calibration *c, mz_err *err);
 /* After every sample: how far the slowest process lags behind the mean, over stretches of as much
  * work as stands between two exchanges of a layer. */

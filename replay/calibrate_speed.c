@@ -1,6 +1,5 @@
-/* How fast the machine was while it was measured: the probe's product, which arithmetic binds, and
- * rows packed from memory to memory. A later run of the same two says by how much seconds of either
- * kind have grown. */
+/* How fast the machine was while it was measured, by the probes (replay/probe.h): arithmetic,
+ * memory, caches. A later run of the same says by how much seconds of either kind have grown. */
 #include "replay/calibrate_inside.h"
 
 #include "common/base/stat.h"
@@ -10,9 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { ROWS = 4096, WIDTH = 2048, VALUE = 2, PART = ROWS * WIDTH * VALUE };
-/* Parts in a pool before one comes again: more than a cache holds. */
-enum { PARTS_LEAST = 8, DEVICE_CALLS = 64, PIECES = 112 };
+/* Pools that are longer than caches: rows of so many calls. */
+enum { PARTS_LEAST = 8, PIECES = 112 };
 
 static mz_code keep(calibrate_seconds *s, double seconds, mz_err *err) {
     if (!mz_grow((void **)&s->value, &s->cap, s->count + 1, sizeof *s->value))
@@ -21,41 +19,18 @@ static mz_code keep(calibrate_seconds *s, double seconds, mz_err *err) {
     return MZ_OK;
 }
 
-/* Accelerators are done with one part before they have begun: they take many. */
-static mz_kstatus run_rows(calibration *c, const void *sizes, char *in, char *out) {
-    const int calls = mz_kernels_backend(c->kernels) == MZ_BACKEND_HOST ? 1 : DEVICE_CALLS;
-    mz_kstatus status = MZ_K_OK;
-    for (int i = 0; status == MZ_K_OK && i < calls; i++) {
-        const int64_t at = (int64_t)(i % PARTS_LEAST) * PART;
-        const mz_pack p = {.type = MZ_BF16,
-                           .x = i == 0 ? in : c->inputs + at,
-                           .hidden = WIDTH,
-                           .rows = ROWS,
-                           .row_pair = c->shuffled,
-                           .k = CALIBRATE_PAIRS / ROWS,
-                           .out = i == 0 ? out : c->results + at};
-        status = mz_pack_rows(c->kernels, 0, &p);
-    }
-    return status;
-}
-
-mz_code calibrate_probe_product(calibration *c, mz_err *err) {
+mz_code calibrate_probe(calibration *c, mz_speed speed, mz_err *err) {
     double seconds = 0;
-    mz_code code = mz_probe_run(c->probe, &seconds, err);
+    if (speed != MZ_SPEED_PRODUCT && c->options.pool_bytes < PARTS_LEAST * MZ_PROBE_LONG / 2)
+        return MZ_OK;
+    mz_code code = calibrate_go_on(c, err);
+    if (code == MZ_OK)
+        code = mz_probe_run(c->probe, speed, &seconds, err);
     if (code != MZ_OK)
         return code;
     memcpy(c->all, mz_probe_ranks(c->probe), sizeof *c->all * (size_t)c->transport->ranks);
     code = calibrate_note_lag(c, err);
-    return code == MZ_OK ? keep(&c->probed, seconds, err) : code;
-}
-
-mz_code calibrate_probe_rows(calibration *c, mz_err *err) {
-    double seconds = 0;
-    if (c->options.pool_bytes / PART < PARTS_LEAST)
-        return MZ_OK;
-    const calibrate_call call = {.run = run_rows, .in_bytes = PART, .out_bytes = PART};
-    const mz_code code = calibrate_sample(c, &call, &seconds, err);
-    return code == MZ_OK ? keep(&c->packed, seconds, err) : code;
+    return code == MZ_OK ? keep(&c->probed[speed], seconds, err) : code;
 }
 
 mz_code calibrate_note_lag(calibration *c, mz_err *err) {
@@ -84,20 +59,19 @@ static double mean_of(const calibrate_seconds *s) {
 
 void calibrate_references(calibration *c) {
     mz_measured *m = c->measured;
-    m->probe_mean_s = mean_of(&c->probed); /* sorts */
-    m->rows_mean_s = mean_of(&c->packed);
+    const calibrate_seconds *product = &c->probed[MZ_SPEED_PRODUCT];
+    m->probe_mean_s = mean_of(product); /* sorts */
+    m->rows_mean_s = mean_of(&c->probed[MZ_SPEED_MEMORY]);
+    m->cache_mean_s = mean_of(&c->probed[MZ_SPEED_CACHE]);
     /* All wait for every lag, the longest too: none is left out. */
     m->uneven = c->lag.count > 0 ? mz_middle_mean(c->lag.value, (int64_t)c->lag.count, 0) : 0;
-    m->probe_s = c->probed.count > 0 ? c->probed.value[c->probed.count / 2] : 0;
+    m->probe_s = product->count > 0 ? product->value[product->count / 2] : 0;
 }
 
 mz_code calibrate_pieces(calibration *c, mz_err *err) {
     mz_code code = MZ_OK;
-    for (int i = 0; code == MZ_OK && i < PIECES; i++) {
-        code = calibrate_probe_product(c, err);
-        if (code == MZ_OK)
-            code = calibrate_probe_rows(c, err);
-    }
+    for (int i = 0; code == MZ_OK && i < PIECES * MZ_SPEEDS; i++)
+        code = calibrate_probe(c, (mz_speed)(i % MZ_SPEEDS), err);
     return code;
 }
 
@@ -109,29 +83,75 @@ static bool computes(int work) {
     return work >= MZ_WORK_FORWARD || work == (int)mz_work_update(MZ_RULE_MUON);
 }
 
-static void scale(mz_fit *fit, double factor) {
-    for (int t = 0; t < MZ_FIT_TERMS; t++)
-        fit->term[t] *= factor;
-    for (int32_t i = 0; i < fit->samples; i++)
+/* Samples whose operands have just been written lie in a cache where they are short; those beyond
+ * the last cache come from memory however they were made; between the two the part that comes from
+ * memory grows with the logarithm of the size, as caches lie one behind the other. The bounds are
+ * the sizes of the two probes, so that at either one a sample gets the probe's own ratio. */
+static double part_of_memory(double bytes) {
+    static const double least = MZ_PROBE_SHORT, most = MZ_PROBE_LONG;
+    return bytes <= least ? 0 : fmin(log(bytes / least) / log(most / least), 1);
+}
+
+/* Updates and saved activations, that nobody has touched for long. Copies and messages are not
+ * among them: where these are short their time is that of the calls. */
+static bool is_cold(int work) {
+    return work == MZ_WORK_GATHER || (work >= MZ_WORK_UPDATE && work < MZ_WORK_FORWARD);
+}
+
+static double factor_of(const mz_factors *f, int work, const mz_fit_sample *s) {
+    if (computes(work))
+        return f->product;
+    if (is_cold(work))
+        return f->rows;
+    return f->cache + part_of_memory(s->size[2]) * (f->rows - f->cache);
+}
+
+/* Terms of one factor go with it; where samples moved apart from each other they are fitted anew,
+ * with the ratios that follow. */
+static mz_code scale(mz_fit *fit, int work, const mz_factors *f, mz_err *err) {
+    bool apart = false;
+    if (fit->samples == 0)
+        return MZ_OK;
+    const double first = factor_of(f, work, &fit->sample[0]);
+    for (int32_t i = 0; i < fit->samples; i++) {
+        const double factor = factor_of(f, work, &fit->sample[i]);
         fit->sample[i].seconds *= factor;
+        apart = apart || factor != first;
+    }
+    if (apart)
+        return mz_fit_terms(fit, (mz_work)work, err);
+    for (int t = 0; t < MZ_FIT_TERMS; t++)
+        fit->term[t] *= first;
+    return MZ_OK;
+}
+
+/* 1 where either has none. */
+static double ratio_of(double now, double then) {
+    return now > 0 && then > 0 ? now / then : 1;
 }
 
 mz_code mz_calibrate_rescale(mz_measured *m, const mz_measured *now, mz_factors *factors,
                              mz_err *err) {
     /* Means of both, or where a profile has none of them medians of both. */
     const bool means = m->probe_mean_s > 0;
-    const double product = means ? now->probe_mean_s / m->probe_mean_s : now->probe_s / m->probe_s;
-    const double rows =
-        m->rows_mean_s > 0 && now->rows_mean_s > 0 ? now->rows_mean_s / m->rows_mean_s : 1;
-    if (!(product > 0 && isfinite(product) && rows > 0 && isfinite(rows)))
+    const bool cached = m->cache_mean_s > 0 && now->cache_mean_s > 0;
+    mz_factors f = {.product =
+                        means ? now->probe_mean_s / m->probe_mean_s : now->probe_s / m->probe_s,
+                    .rows = ratio_of(now->rows_mean_s, m->rows_mean_s)};
+    f.cache = cached ? now->cache_mean_s / m->cache_mean_s : f.rows;
+    if (!(f.product > 0 && isfinite(f.product) && isfinite(f.rows) && isfinite(f.cache)))
         return mz_fail(err, MZ_EINPUT, "no probe of the machine's speed to compare with");
-    for (int work = 0; work < MZ_WORKS; work++)
-        scale(&m->fit[work], computes(work) ? product : rows);
-    m->call_s *= product;
+    for (int work = 0; work < MZ_WORKS; work++) {
+        const mz_code code = scale(&m->fit[work], work, &f, err);
+        if (code != MZ_OK)
+            return code;
+    }
+    m->call_s *= f.product;
     m->probe_s = now->probe_s;
     m->probe_mean_s = now->probe_mean_s;
     m->rows_mean_s = m->rows_mean_s > 0 ? now->rows_mean_s : 0;
+    m->cache_mean_s = m->cache_mean_s > 0 ? now->cache_mean_s : 0;
     m->uneven = now->uneven > 0 ? now->uneven : m->uneven;
-    *factors = (mz_factors){product, rows};
+    *factors = f;
     return MZ_OK;
 }

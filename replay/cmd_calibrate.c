@@ -55,7 +55,8 @@ static const mz_opt_spec calibrate_spec = {
     .command = "mizan calibrate",
     .synopsis = "-o FILE [--ranks R] [--transport NAME] [options]",
     .about = "Measures this machine's kernels, products, copies and planners, and writes a "
-             "hardware\nprofile that `mizan sim --cluster FILE:GPUS` takes. One to two minutes.",
+             "hardware\nprofile that `mizan sim --cluster FILE:GPUS` takes. One to two minutes; "
+             "--refresh some\n15 seconds.",
     .example = "mizan calibrate -o here.json --ranks 8",
     .table = calibrate_options,
     .count = sizeof calibrate_options / sizeof calibrate_options[0],
@@ -232,8 +233,11 @@ static mz_code refresh(calibrate_job *job, mz_app *app, mz_err *err) {
         return code;
     job->profile = json_incref(job->refresh.profile);
     if (job->transport->process == 0)
-        mz_info(&app->log, "products take %.3f of their seconds in %s, what memory binds %.3f",
-                factors.product, job->args.refresh, factors.rows);
+        mz_info(
+            &app->log,
+            "products take %.3f of their seconds in %s, what memory binds %.3f, short rows in a "
+            "cache %.3f",
+            factors.product, job->args.refresh, factors.rows, factors.cache);
     return MZ_OK;
 }
 

@@ -10,9 +10,9 @@
 struct mz_measure {
     int32_t ranks, layers;
     int64_t steps, calls;
-    double *step_s, *probe_s, *imbalance, *detail;
+    double *step_s, *probe_s[MZ_SPEEDS], *imbalance, *detail;
     int64_t *ordinal;
-    size_t step_cap, probe_cap, imbalance_cap, detail_cap, ordinal_cap;
+    size_t step_cap, probe_cap[MZ_SPEEDS], imbalance_cap, detail_cap, ordinal_cap;
     double time_s, moe_s, planner_s, phase_s[MZ_PHASES];
     double kept_score, total_score;
     int64_t tokens, dispatch, combine, backward_dispatch, backward_combine, transfer;
@@ -48,7 +48,8 @@ void mz_measure_free(mz_measure **measure) {
     if (!m)
         return;
     free(m->step_s);
-    free(m->probe_s);
+    for (int k = 0; k < MZ_SPEEDS; k++)
+        free(m->probe_s[k]);
     free(m->imbalance);
     free(m->detail);
     free(m->ordinal);
@@ -156,11 +157,13 @@ mz_code mz_measure_add(mz_measure *m, const mz_measure_step *step, const void *r
     const size_t steps = (size_t)m->steps + 1, calls = (size_t)(m->calls + step->calls);
     const size_t cells = (size_t)(m->layers + 1) * (size_t)m->ranks * MZ_PHASES;
     if (!mz_grow((void **)&m->step_s, &m->step_cap, steps, sizeof *m->step_s) ||
-        !mz_grow((void **)&m->probe_s, &m->probe_cap, steps, sizeof *m->probe_s) ||
         !mz_grow((void **)&m->ordinal, &m->ordinal_cap, steps, sizeof *m->ordinal) ||
         !mz_grow((void **)&m->imbalance, &m->imbalance_cap, calls, sizeof *m->imbalance) ||
         !mz_grow((void **)&m->detail, &m->detail_cap, steps * cells, sizeof *m->detail))
         return mz_fail_nomem(err, "measurements");
+    for (int k = 0; k < MZ_SPEEDS; k++)
+        if (!mz_grow((void **)&m->probe_s[k], &m->probe_cap[k], steps, sizeof *m->probe_s[k]))
+            return mz_fail_nomem(err, "measurements");
     double step_s = 0, moe_s = 0;
     for (int32_t r = 0; r < m->ranks; r++) {
         step_s = fmax(step_s, record_of(m, records, r)->step_s);
@@ -174,7 +177,8 @@ mz_code mz_measure_add(mz_measure *m, const mz_measure_step *step, const void *r
                sizeof *m->imbalance * (size_t)step->calls);
     m->calls += step->calls;
     m->ordinal[m->steps] = step->ordinal;
-    m->probe_s[m->steps] = step->probe_s;
+    for (int k = 0; k < MZ_SPEEDS; k++)
+        m->probe_s[k][m->steps] = step->probe_s[k];
     m->step_s[m->steps++] = step_s;
     m->time_s += step_s;
     m->moe_s += moe_s;
@@ -237,13 +241,14 @@ mz_code mz_measure_run(mz_measure *m, const mz_planner *planner, mz_run *run, mz
                     .steps = m->steps,
                     .step_s = m->step_s,
                     .step_ordinal = m->ordinal,
-                    .probe_s = m->probe_s,
                     .ranks = m->ranks,
                     .rank_busy_s = m->busy_mean,
                     .rank_peak_bytes = m->rank_peak,
                     .rank_memory_bytes = m->most,
                     .detail_layers = m->layers + 1,
                     .detail_s = m->detail};
+    for (int k = 0; k < MZ_SPEEDS; k++)
+        run->probe_s[k] = m->probe_s[k];
     memcpy(run->memory_bytes, m->at_peak, sizeof run->memory_bytes);
     snprintf(run->peak_at, sizeof run->peak_at, "%s", m->peak_at);
     snprintf(run->over_budget, sizeof run->over_budget, "%s", m->over_budget);

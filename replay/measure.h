@@ -21,9 +21,9 @@ typedef struct mz_measure_rank {
 
 /* What every process knows of one step. */
 typedef struct mz_measure_step {
-    int64_t ordinal; /* of the window */
-    int64_t tokens;  /* of all ranks */
-    double probe_s;  /* the machine's speed just before it: replay/probe.h */
+    int64_t ordinal;           /* of the window */
+    int64_t tokens;            /* of all ranks */
+    double probe_s[MZ_SPEEDS]; /* the machine's speeds just before it: replay/probe.h */
     int64_t over_budget_calls;
     char over_budget[192]; /* of the first of them */
     double kept_score, total_score;

@@ -111,6 +111,7 @@ mz_code mz_refresh_apply(mz_refresh *r, const mz_measured *now, const char *at, 
     snprintf(total->at, sizeof total->at, "%s", at);
     total->product *= factors->product;
     total->rows *= factors->rows;
+    total->cache *= factors->cache;
     code = scale_number(r, "device", "bf16", MZ_UNIT_FLOPS, 1 / factors->product, err);
     if (code == MZ_OK)
         code = scale_number(r, "device", "memory_bandwidth", MZ_UNIT_RATE, 1 / factors->rows, err);

@@ -132,8 +132,10 @@ static json_t *detail_json(const mz_run *run, int *failed) {
         put(o, "step_time_s", reals_json(run->step_s, run->steps, failed), failed);
     if (run->step_ordinal)
         put(o, "step_ordinal", integers_json(run->step_ordinal, run->steps, failed), failed);
-    if (run->probe_s)
-        put(o, "probe_s", reals_json(run->probe_s, run->steps, failed), failed);
+    for (int k = 0; k < MZ_SPEEDS; k++)
+        if (run->probe_s[k])
+            put(o, mz_speed_key((mz_speed)k), reals_json(run->probe_s[k], run->steps, failed),
+                failed);
     if (run->rank_busy_s)
         put(o, "rank_busy_s", reals_json(run->rank_busy_s, run->ranks, failed), failed);
     if (run->rank_peak_bytes)
@@ -574,6 +576,14 @@ static bool write_detail(hid_t group, const mz_run *run) {
     return write_dataset(group, &d);
 }
 
+static bool write_probes(hid_t group, const mz_run *run) {
+    bool good = true;
+    for (int k = 0; k < MZ_SPEEDS && good; k++)
+        good = !run->probe_s[k] || write_reals(group, mz_speed_key((mz_speed)k), run->probe_s[k],
+                                               run->steps, "s", mz_speed_what((mz_speed)k));
+    return good;
+}
+
 static bool write_run(hid_t group, const mz_run *run) {
     return write_text_attribute(group, "policy", run->policy) &&
            write_reals(group, "step_time_s", run->step_s, run->steps, "s", "time of each step") &&
@@ -584,9 +594,7 @@ static bool write_run(hid_t group, const mz_run *run) {
            (!run->step_ordinal ||
             write_integers(group, "step_ordinal", run->step_ordinal, run->steps, "none",
                            "which step of the window each record is")) &&
-           (!run->probe_s || write_reals(group, "probe_s", run->probe_s, run->steps, "s",
-                                         "a fixed product just before each step")) &&
-           (!run->rank_memory_bytes || write_memory(group, run)) &&
+           write_probes(group, run) && (!run->rank_memory_bytes || write_memory(group, run)) &&
            (!run->detail_s || write_detail(group, run));
 }
 

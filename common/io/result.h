@@ -6,6 +6,7 @@
 
 #include "common/base/err.h"
 #include "common/io/memcat.h"
+#include "common/io/speed.h"
 
 #include <jansson.h>
 #include <stdbool.h>
@@ -63,10 +64,10 @@ typedef struct mz_run {
     const int64_t *rank_memory_bytes; /* [ranks][MZ_MEM_CATEGORIES] the most of each, or NULL */
     const int64_t *step_ordinal; /* [steps] which step of the window a record is, where a replay
                                     repeats them; NULL: 0, 1, 2, ... */
-    const double *probe_s;  /* [steps] the machine's speed before each record (replay/probe.h), or
-                               NULL */
-    int32_t detail_layers;  /* of detail_s; the last one stands for the whole step */
-    const double *detail_s; /* [steps][detail_layers][ranks][phases] busy time, or NULL */
+    const double *probe_s[MZ_SPEEDS]; /* [steps] the machine's speeds before each record
+                                         (replay/probe.h), or NULL */
+    int32_t detail_layers;            /* of detail_s; the last one stands for the whole step */
+    const double *detail_s;           /* [steps][detail_layers][ranks][phases] busy time, or NULL */
 } mz_run;
 
 typedef struct mz_result {

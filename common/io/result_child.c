@@ -85,12 +85,13 @@ static bool say_run(int fd, hid_t group, int32_t run) {
     const struct {
         const char *name;
         hid_t type;
-        int dimensions;
-        mz_result_what what;
+        int dimensions, what;
     } list[] = {
         {"step_time_s", H5T_NATIVE_DOUBLE, 1, MZ_RESULT_STEPS},
         {"step_ordinal", H5T_NATIVE_INT64, 1, MZ_RESULT_ORDINAL},
-        {"probe_s", H5T_NATIVE_DOUBLE, 1, MZ_RESULT_PROBE},
+        {mz_speed_key(MZ_SPEED_PRODUCT), H5T_NATIVE_DOUBLE, 1, MZ_RESULT_PROBE + MZ_SPEED_PRODUCT},
+        {mz_speed_key(MZ_SPEED_MEMORY), H5T_NATIVE_DOUBLE, 1, MZ_RESULT_PROBE + MZ_SPEED_MEMORY},
+        {mz_speed_key(MZ_SPEED_CACHE), H5T_NATIVE_DOUBLE, 1, MZ_RESULT_PROBE + MZ_SPEED_CACHE},
         {"rank_busy_s", H5T_NATIVE_DOUBLE, 1, MZ_RESULT_BUSY},
         {"rank_memory_bytes", H5T_NATIVE_INT64, 2, MZ_RESULT_MEMORY},
         {"detail_s", H5T_NATIVE_DOUBLE, 4, MZ_RESULT_DETAIL},
@@ -98,7 +99,7 @@ static bool say_run(int fd, hid_t group, int32_t run) {
     for (size_t i = 0; i < sizeof list / sizeof *list; i++)
         if (exists(group, list[i].name) &&
             !say_dataset(fd, group, list[i].name, list[i].type, list[i].dimensions,
-                         (mz_result_block){.what = (int32_t)list[i].what, .run = run})) {
+                         (mz_result_block){.what = list[i].what, .run = run})) {
             char text[96];
             snprintf(text, sizeof text, "/runs/%04d/%s cannot be read", (int)run, list[i].name);
             fail(fd, text);

@@ -24,6 +24,12 @@ static mz_code wrong(const reading *r, const char *what) {
                    r->path, what);
 }
 
+static mz_code wrong_about(const reading *r, const char *key, const char *what) {
+    char text[96];
+    snprintf(text, sizeof text, "%s %s", key, what);
+    return wrong(r, text);
+}
+
 static mz_code nomem(const reading *r) {
     return mz_fail_nomem(r->err, "a result file");
 }
@@ -99,8 +105,9 @@ static mz_code check_run(reading *r, mz_run_file *run) {
     }
     if (run->step_s && !all_times(run->step_s, run->steps))
         return wrong(r, "step_time_s has a number that is no time");
-    if (run->probe_s && !all_times(run->probe_s, run->steps))
-        return wrong(r, "probe_s is not all times");
+    for (int k = 0; k < MZ_SPEEDS; k++)
+        if (run->probe_s[k] && !all_times(run->probe_s[k], run->steps))
+            return wrong_about(r, mz_speed_key((mz_speed)k), "is not all times");
     for (int64_t i = 0; run->step_s && i < run->steps; i++)
         if (run->ordinal[i] < 0 || run->ordinal[i] >= run->steps)
             return wrong(r, "step_ordinal names a step that is not there");
@@ -247,12 +254,23 @@ static bool sizes_hold(const mz_result_block *b) {
     return b->bytes == 8 * values;
 }
 
+static mz_code take_probe(conversation *c, mz_run_file *run, const mz_result_block *b,
+                          double *data) {
+    const int speed = b->what - MZ_RESULT_PROBE;
+    run->probe_s[speed] = data;
+    return b->size[0] == run->steps
+               ? MZ_OK
+               : wrong_about(c->r, mz_speed_key((mz_speed)speed), "does not fit the run");
+}
+
 static mz_code take_run_data(conversation *c, const mz_result_block *b, void *data) {
     if (b->run < 0 || b->run >= c->r->file->runs)
         return wrong(c->r, "it has datasets of a run that its json lacks");
     if (b->what != MZ_RESULT_COLUMNS && !sizes_hold(b))
         return wrong(c->r, "a dataset is not of the size that it says");
     mz_run_file *run = &c->r->file->run[b->run];
+    if (b->what >= MZ_RESULT_PROBE && b->what <= MZ_RESULT_PROBE_LAST)
+        return take_probe(c, run, b, data);
     switch ((mz_result_what)b->what) {
     case MZ_RESULT_STEPS:
         if (b->size[0] == run->steps)
@@ -263,9 +281,6 @@ static mz_code take_run_data(conversation *c, const mz_result_block *b, void *da
     case MZ_RESULT_ORDINAL:
         run->ordinal = data;
         return b->size[0] == run->steps ? MZ_OK : wrong(c->r, "step_ordinal does not fit the run");
-    case MZ_RESULT_PROBE:
-        run->probe_s = data;
-        return b->size[0] == run->steps ? MZ_OK : wrong(c->r, "probe_s does not fit the run");
     case MZ_RESULT_BUSY:
         run->rank_busy_s = b->size[0] > 0 ? data : NULL;
         return b->size[0] == 0 || fits_ranks(run, b->size[0])
@@ -413,8 +428,9 @@ static mz_code load_json_run(reading *r, mz_run_file *run) {
         code = list_of(r, list, run->steps, &run->step_s, NULL);
     if (code == MZ_OK && (list = json_object_get(detail, "step_ordinal")))
         code = list_of(r, list, run->steps, NULL, &run->ordinal);
-    if (code == MZ_OK && (list = json_object_get(detail, "probe_s")))
-        code = list_of(r, list, run->steps, &run->probe_s, NULL);
+    for (int k = 0; k < MZ_SPEEDS; k++)
+        if (code == MZ_OK && (list = json_object_get(detail, mz_speed_key((mz_speed)k))))
+            code = list_of(r, list, run->steps, &run->probe_s[k], NULL);
     if (code == MZ_OK && (list = json_object_get(detail, "rank_busy_s"))) {
         if (!fits_ranks(run, (int64_t)json_array_size(list)))
             return wrong(r, "rank_busy_s does not fit the run");

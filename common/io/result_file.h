@@ -10,22 +10,24 @@
 #include "common/base/err.h"
 #include "common/io/memcat.h"
 #include "common/io/phase.h"
+#include "common/io/speed.h"
 
 #include <jansson.h>
 #include <stdint.h>
 
 typedef struct mz_run_file {
-    json_t *json;         /* the run's object; borrowed */
-    const char *policy;   /* borrowed */
-    int64_t steps;        /* records */
-    double *step_s;       /* [steps], or NULL: JSON without --detail */
-    int64_t *ordinal;     /* [steps] which step of the window each record is; with step_s */
-    double *probe_s;      /* [steps] or NULL: the machine's speed before each (replay/probe.h) */
-    int32_t ranks;        /* of the following; 0: none is there */
-    double *rank_busy_s;  /* [ranks] or NULL */
-    int64_t *rank_memory; /* [ranks][MZ_MEM_CATEGORIES] or NULL */
-    int32_t layers;       /* of detail_s; the last stands for the whole step */
-    double *detail_s;     /* [steps][layers][ranks][MZ_PHASES] or NULL; finite, >= 0 */
+    json_t *json;               /* the run's object; borrowed */
+    const char *policy;         /* borrowed */
+    int64_t steps;              /* records */
+    double *step_s;             /* [steps], or NULL: JSON without --detail */
+    int64_t *ordinal;           /* [steps] which step of the window each record is; with step_s */
+    double *probe_s[MZ_SPEEDS]; /* [steps] or NULL: the machine's speeds before each
+                                   (replay/probe.h) */
+    int32_t ranks;              /* of the following; 0: none is there */
+    double *rank_busy_s;        /* [ranks] or NULL */
+    int64_t *rank_memory;       /* [ranks][MZ_MEM_CATEGORIES] or NULL */
+    int32_t layers;             /* of detail_s; the last stands for the whole step */
+    double *detail_s;           /* [steps][layers][ranks][MZ_PHASES] or NULL; finite, >= 0 */
 } mz_run_file;
 
 typedef struct mz_result_file {

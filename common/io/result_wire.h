@@ -3,6 +3,8 @@
 #ifndef MIZAN_IO_RESULT_WIRE_H
 #define MIZAN_IO_RESULT_WIRE_H
 
+#include "common/io/speed.h"
+
 #include <stdint.h>
 
 enum { MZ_RESULT_PIECE = 1 << 14 };
@@ -11,7 +13,8 @@ typedef enum mz_result_what {
     MZ_RESULT_JSON,    /* the text */
     MZ_RESULT_STEPS,   /* step_time_s */
     MZ_RESULT_ORDINAL, /* step_ordinal */
-    MZ_RESULT_PROBE,   /* probe_s */
+    MZ_RESULT_PROBE,   /* of mz_speed: probe_s, ...; these of all speeds */
+    MZ_RESULT_PROBE_LAST = MZ_RESULT_PROBE + MZ_SPEEDS - 1,
     MZ_RESULT_BUSY,    /* rank_busy_s */
     MZ_RESULT_MEMORY,  /* rank_memory_bytes [ranks][categories] */
     MZ_RESULT_DETAIL,  /* detail_s [steps][layers][ranks][phases] */

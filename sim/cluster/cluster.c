@@ -2,6 +2,7 @@
 
 #include "common/base/units.h"
 #include "common/io/catalog.h"
+#include "common/io/speed.h"
 #include "sim/cluster/profile.h"
 
 #include <stdio.h>
@@ -66,6 +67,19 @@ static void set_device(const mz_profile *profile, mz_device *device) {
     device->speed = value[MZ_FIELD_SPEED];
 }
 
+/* What a result keeps of how fast the machine was when it was measured. */
+static bool put_speeds(json_t *resolved, const mz_measured *m) {
+    const double mean[MZ_SPEEDS] = {[MZ_SPEED_PRODUCT] = m->probe_mean_s,
+                                    [MZ_SPEED_MEMORY] = m->rows_mean_s,
+                                    [MZ_SPEED_CACHE] = m->cache_mean_s};
+    bool good =
+        m->probe_s == 0 || json_object_set_new(resolved, "probe_s", json_real(m->probe_s)) == 0;
+    for (int k = 0; k < MZ_SPEEDS && good; k++)
+        good = mean[k] == 0 || json_object_set_new(resolved, mz_speed_mean_key((mz_speed)k),
+                                                   json_real(mean[k])) == 0;
+    return good;
+}
+
 static mz_code set_shape(const mz_profile *profile, const cluster_spec *spec, mz_cluster *cluster,
                          mz_err *err) {
     int64_t node = (int64_t)profile->value[MZ_FIELD_GPUS];
@@ -93,10 +107,7 @@ static mz_code set_shape(const mz_profile *profile, const cluster_spec *spec, mz
         json_object_set_new(cluster->resolved, "nodes", json_integer(cluster->nodes)) ||
         json_object_set_new(cluster->resolved, "ranks", json_integer(cluster->ranks)) ||
         json_object_set_new(cluster->resolved, "ranks_per_device", json_integer(shared)) ||
-        (measured && measured->probe_s > 0 &&
-         json_object_set_new(cluster->resolved, "probe_s", json_real(measured->probe_s))) ||
-        (measured && measured->probe_mean_s > 0 &&
-         json_object_set_new(cluster->resolved, "probe_mean_s", json_real(measured->probe_mean_s))))
+        (measured && !put_speeds(cluster->resolved, measured)))
         return mz_fail_nomem(err, "a cluster's values");
     return MZ_OK;
 }

@@ -262,7 +262,7 @@ static mz_code read_rescaled(mz_json *view, mz_rescaled *rescaled, mz_err *err) 
     json_t *object;
     mz_json of;
     char where[400];
-    *rescaled = (mz_rescaled){.product = 1, .rows = 1};
+    *rescaled = (mz_rescaled){.product = 1, .rows = 1, .cache = 1};
     if (!mz_json_has(view, "rescaled"))
         return MZ_OK;
     snprintf(where, sizeof where, "%s.rescaled", view->where);
@@ -275,8 +275,12 @@ static mz_code read_rescaled(mz_json *view, mz_rescaled *rescaled, mz_err *err) 
         code = mz_json_quantity(&of, "products", MZ_UNIT_NONE, &rescaled->product, err);
     if (code == MZ_OK)
         code = mz_json_quantity(&of, "memory", MZ_UNIT_NONE, &rescaled->rows, err);
-    if (code == MZ_OK && !(rescaled->product > 0 && rescaled->rows > 0 &&
-                           fmax(rescaled->product, rescaled->rows) <= SIZE_MOST))
+    if (code == MZ_OK) /* earlier versions took what lies in a cache for memory's */
+        code =
+            mz_json_quantity_or(&of, "cache", MZ_UNIT_NONE, rescaled->rows, &rescaled->cache, err);
+    if (code == MZ_OK &&
+        !(rescaled->product > 0 && rescaled->rows > 0 && rescaled->cache > 0 &&
+          fmax(rescaled->product, fmax(rescaled->rows, rescaled->cache)) <= SIZE_MOST))
         return mz_fail(err, MZ_EINPUT, "%s: factors must be above 0 and at most %g", where,
                        SIZE_MOST);
     return code == MZ_OK ? mz_json_no_more(&of, err) : code;
@@ -317,6 +321,9 @@ mz_code mz_measured_read(json_t *object, const char *where, mz_arena *arena, mz_
     if (code == MZ_OK)
         code = read_quantity_or(&view, "rows_mean", MZ_UNIT_SECONDS, SECONDS_MOST, &m->rows_mean_s,
                                 err);
+    if (code == MZ_OK)
+        code = read_quantity_or(&view, "cache_mean", MZ_UNIT_SECONDS, SECONDS_MOST,
+                                &m->cache_mean_s, err);
     if (code == MZ_OK)
         code = read_quantity_or(&view, "uneven", MZ_UNIT_NONE, SECONDS_MOST, &m->uneven, err);
     if (code == MZ_OK)
@@ -378,15 +385,17 @@ json_t *mz_measured_json(const mz_measured *m) {
         if (m->fit[w].samples > 0 &&
             json_object_set_new(kinds, mz_work_name((mz_work)w), fit_json(m, (mz_work)w)) != 0)
             return mz_json_whole(kinds, true);
-    json_t *rescaled = m->rescaled.at[0]
-                           ? json_pack("{s:o,s:f,s:f}", "at", mz_json_text(m->rescaled.at),
-                                       "products", m->rescaled.product, "memory", m->rescaled.rows)
-                           : NULL;
+    json_t *rescaled =
+        m->rescaled.at[0]
+            ? json_pack("{s:o,s:f,s:f,s:f}", "at", mz_json_text(m->rescaled.at), "products",
+                        m->rescaled.product, "memory", m->rescaled.rows, "cache", m->rescaled.cache)
+            : NULL;
     if (m->rescaled.at[0] && !rescaled)
         return mz_json_whole(kinds, true);
-    return json_pack("{s:o,s:s,s:s,s:i,s:i,s:f,s:f,s:f,s:f,s:f,s:f,s:o*,s:o}", "machine",
+    return json_pack("{s:o,s:s,s:s,s:i,s:i,s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:o*,s:o}", "machine",
                      mz_json_text(m->machine), "backend", m->backend, "transport", m->transport,
                      "processes", m->processes, "workers", m->workers, "alone", m->alone, "call",
                      m->call_s, "probe", m->probe_s, "probe_mean", m->probe_mean_s, "rows_mean",
-                     m->rows_mean_s, "uneven", m->uneven, "rescaled", rescaled, "kinds", kinds);
+                     m->rows_mean_s, "cache_mean", m->cache_mean_s, "uneven", m->uneven, "rescaled",
+                     rescaled, "kinds", kinds);
 }

@@ -40,8 +40,8 @@ typedef struct mz_tiling {
 
 /* What `mizan calibrate --refresh` made of the seconds since they were measured. */
 typedef struct mz_rescaled {
-    char at[32];          /* time of the last one, UTC; empty: never */
-    double product, rows; /* factors of all together */
+    char at[32];                 /* time of the last one, UTC; empty: never */
+    double product, rows, cache; /* factors of all together */
 } mz_rescaled;
 
 typedef struct mz_measured {
@@ -50,8 +50,9 @@ typedef struct mz_measured {
     double alone;   /* part of its time that a tile takes while the other workers idle: (0, 1] */
     double call_s;  /* of one product beside its tiles */
     double probe_s; /* replay/probe.h, median while all was measured; 0: not probed */
-    double probe_mean_s, rows_mean_s; /* means of it and of rows packed from memory to memory
-                                         (replay/calibrate_speed.c); 0: not known */
+    /* means of it, of rows packed from memory to memory and of short rows packed out of a cache
+       (replay/probe.h); 0: not known */
+    double probe_mean_s, rows_mean_s, cache_mean_s;
     double uneven; /* by how much of the mean the slowest process lags behind it after some 30 ms of
                       equal work of all; 0: one process, or not known */
     mz_rescaled rescaled;

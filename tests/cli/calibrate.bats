@@ -90,7 +90,7 @@ END
     only_files
 }
 
-# The product alone where the profile has no other time; both where it has; a record of it.
+# The product alone where the profile has no other time; memory where it has that; a record of it.
 @test "a refreshed profile has the seconds of the machine as it is now" {
     calibrate -o here.json --ranks 4 --pool 2MiB --repeats 3 --threads 1 -q
     "$python" - <<'END'
@@ -178,6 +178,22 @@ END
     wait "$job" || status=$?
     [ "$status" -eq 130 ] || { echo "$status" && false; }
     [ -z "$(ls -A)" ]
+}
+
+@test "an interrupt leaves nothing of a profile that is refreshed" {
+    calibrate -o here.json --ranks 4 --pool 2MiB --repeats 3 --threads 1 -q
+    cp here.json before.json
+    "$mizan" calibrate --refresh here.json -o new.json --ranks 4 --pool 2MiB --threads 1 --repeats 1001 -q 2>said &
+    local job=$!
+    sleep 1
+    kill -INT "$job" 2>/dev/null
+    kill -TERM "$job" # jobs in the background may be deaf to the other
+    local status=0
+    wait "$job" || status=$?
+    [ "$status" -eq 130 ] || { echo "$status" && false; }
+    [ "$(wc -l <said)" -eq 1 ] && grep -q interrupted said
+    cmp here.json before.json
+    [ "$(ls -A | tr '\n' ' ')" = "before.json here.json said " ]
 }
 
 @test "every option of calibrate is in its man page" {

@@ -90,6 +90,9 @@ detail = run["detail_s"][()] if "detail_s" in run else None
 assert detail is not None, list(run)
 step = run["step_time_s"][()]
 r = json.load(open("out.json"))["runs"][0]
+# the machine's speeds before each: 0.54 GFLOP, 32 MiB and 256 KiB take that long anywhere
+for key, least in ("probe_s", 1e-5), ("memory_probe_s", 1e-4), ("cache_probe_s", 1e-7):
+    assert run[key].shape == (2,) and (run[key][()] == r["detail"][key]).all() and (run[key][()] > least).all(), key
 detail = detail.reshape(2, 3, 8, -1)
 names = list(r["phases_s"])
 per = detail.sum(axis=1)  # [steps][ranks][phases]

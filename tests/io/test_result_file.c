@@ -14,7 +14,8 @@ enum { STEPS = 5, RANKS = 3, LAYERS = 2, CELLS = LAYERS * RANKS * MZ_PHASES };
 static double step_s[STEPS], busy_s[RANKS], detail_s[STEPS * CELLS];
 static int64_t peak[RANKS], memory[RANKS * MZ_MEM_CATEGORIES];
 static const int64_t ordinal[STEPS] = {0, 1, 0, 1, 0};
-static const double probe_s[STEPS] = {0.1, 0.3, 1e-3, 0, 7};
+static const double probe_s[MZ_SPEEDS][STEPS] = {
+    {0.1, 0.3, 1e-3, 0, 7}, {0.2, 0.4, 2e-3, 9, 0}, {0, 1e-6, 5, 0.6, 3}};
 
 static mz_result make(void) {
     mz_rng rng = mz_rng_make(1, 1);
@@ -41,7 +42,8 @@ static mz_result make(void) {
         run->rank_peak_bytes = peak;
         run->rank_memory_bytes = memory;
         run->step_ordinal = i ? ordinal : NULL;
-        run->probe_s = i ? probe_s : NULL;
+        for (int k = 0; k < MZ_SPEEDS; k++)
+            run->probe_s[k] = i ? probe_s[k] : NULL;
         run->detail_layers = LAYERS;
         run->detail_s = detail_s;
         for (int p = 0; p < MZ_PHASES; p++)
@@ -70,9 +72,11 @@ static void check_loaded(const mz_result_file *f) {
         assert_memory_equal(run->step_s, step_s, sizeof step_s);
         for (int k = 0; k < STEPS; k++)
             assert_int_equal(run->ordinal[k], i ? ordinal[k] : k);
-        assert_true((run->probe_s != NULL) == (i == 1));
-        if (run->probe_s)
-            assert_memory_equal(run->probe_s, probe_s, sizeof probe_s);
+        for (int k = 0; k < MZ_SPEEDS; k++) {
+            assert_true((run->probe_s[k] != NULL) == (i == 1));
+            if (run->probe_s[k])
+                assert_memory_equal(run->probe_s[k], probe_s[k], sizeof probe_s[k]);
+        }
         assert_memory_equal(run->rank_busy_s, busy_s, sizeof busy_s);
         assert_memory_equal(run->rank_memory, memory, sizeof memory);
         assert_memory_equal(run->detail_s, detail_s, sizeof detail_s);
@@ -161,6 +165,12 @@ static void wrong_json(void **state) {
         {"{\"schema\":\"mizan-result/1\",\"runs\":[{\"policy\":\"a\",\"steps\":2,\"detail\":{"
          "\"step_time_s\":[1,1],\"step_ordinal\":[0,2]}}]}",
          "step_ordinal"},
+        {"{\"schema\":\"mizan-result/1\",\"runs\":[{\"policy\":\"a\",\"steps\":2,\"detail\":{"
+         "\"step_time_s\":[1,1],\"memory_probe_s\":[1,-1]}}]}",
+         "memory_probe_s is not all times"},
+        {"{\"schema\":\"mizan-result/1\",\"runs\":[{\"policy\":\"a\",\"steps\":2,\"detail\":{"
+         "\"step_time_s\":[1,1],\"cache_probe_s\":[1]}}]}",
+         "not as long"},
         {"{\"schema\":\"mizan-result/1\",\"runs\":[{\"policy\":\"a\",\"steps\":1,\"phases_s\":{"
          "\"pack\":1},\"detail\":{\"detail_s\":[[[[1,2]]]]}}]}",
          "not as long"},

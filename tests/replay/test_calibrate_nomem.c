@@ -167,6 +167,34 @@ static void calibrations(void **state) {
     }
 }
 
+/* What was measured, at another speed: sizes whose factors differ are fitted anew. */
+static mz_code rescale(mz_err *err) {
+    const mz_measured now = {.probe_mean_s = 1, .rows_mean_s = 2, .cache_mean_s = 3};
+    mz_fit_sample sample[4] = {{.size = {1, 1, 1e3}, .seconds = 1},
+                               {.size = {2, 1, 1e5}, .seconds = 2},
+                               {.size = {5, 1, 1e6}, .seconds = 3},
+                               {.size = {9, 1, 1e9}, .seconds = 9}};
+    mz_measured m = {.probe_mean_s = 1, .rows_mean_s = 1, .cache_mean_s = 1};
+    mz_factors factors;
+    m.fit[MZ_WORK_PACK] = (mz_fit){.samples = 4, .sample = sample};
+    return mz_calibrate_rescale(&m, &now, &factors, err);
+}
+
+static void rescaled(void **state) {
+    mz_err err = {0};
+    nomem_start(0, false);
+    assert_ok(rescale(&err), &err);
+    const long long all = nomem_end();
+    assert_true(all > 0);
+    for (long long at = 1; at <= all; at++) {
+        nomem_start(at, false);
+        const mz_code code = rescale(&err);
+        nomem_end();
+        assert_int_equal(code, MZ_ENOMEM);
+        assert_non_null(strstr(err.msg, "memory"));
+    }
+}
+
 /* ---- the command -------------------------------------------------------------------------------
  */
 
@@ -220,7 +248,7 @@ static int leave(void **state) {
 
 int main(void) {
     json_set_alloc_funcs(malloc, free);
-    const struct CMUnitTest tests[] = {cmocka_unit_test(calibrations),
+    const struct CMUnitTest tests[] = {cmocka_unit_test(calibrations), cmocka_unit_test(rescaled),
                                        cmocka_unit_test(new_profiles),
                                        cmocka_unit_test(refreshed_profiles)};
     return cmocka_run_group_tests(tests, enter, leave);

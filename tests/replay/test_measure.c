@@ -125,7 +125,7 @@ static void draw_step(world *w, int64_t s, mz_rng *rng) {
     const int32_t each = w->ranks / w->processes;
     *step = (mz_measure_step){.ordinal = (int64_t)mz_rng_below(rng, 50),
                               .tokens = (int64_t)mz_rng_below(rng, 10000),
-                              .probe_s = draw_s(rng, 8),
+                              .probe_s = {draw_s(rng, 8), draw_s(rng, 8), draw_s(rng, 8)},
                               .kept_score = draw_s(rng, 500),
                               .total_score = 1 + draw_s(rng, 500),
                               .over_budget_calls = (int64_t)mz_rng_below(rng, 3),
@@ -215,7 +215,8 @@ static void check_times(const world *w, const mz_run *run) {
         time += step_s[s] = longest(w, s);
         tokens += w->step[s].tokens;
         assert_true(run->step_s[s] == step_s[s]);
-        assert_true(run->probe_s[s] == w->step[s].probe_s);
+        for (int k = 0; k < MZ_SPEEDS; k++)
+            assert_true(run->probe_s[k][s] == w->step[s].probe_s[k]);
         assert_int_equal(run->step_ordinal[s], w->step[s].ordinal);
     }
     check_stat(run->step_time_s, step_s, w->steps);
@@ -467,7 +468,8 @@ static void nothing_happened(void **state) {
     assert_int_equal(run.peak_memory_bytes, 0);
     assert_string_equal(run.peak_at, "");
     for (int64_t s = 0; s < 3; s++)
-        assert_true(run.probe_s[s] == 0 && run.step_s[s] == 0);
+        for (int k = 0; k < MZ_SPEEDS; k++)
+            assert_true(run.probe_s[k][s] == 0 && run.step_s[s] == 0);
     world_close(&w);
 }
 
@@ -478,7 +480,8 @@ static void windows_repeat(void **state) {
     world_open(&w, 1, 1, 1, 6);
     for (int64_t s = 0; s < 6; s++) {
         w.step[s].ordinal = s % 2;
-        w.step[s].probe_s = probe_s[s];
+        for (int k = 0; k < MZ_SPEEDS; k++)
+            w.step[s].probe_s[k] = probe_s[s] * (k + 1);
         w.step[s].tokens = s % 2 ? 100 : 40;
         record(&w, s, 0)->step_s = step_s[s];
     }
@@ -486,7 +489,8 @@ static void windows_repeat(void **state) {
     assert_int_equal(run.steps, 6);
     for (int64_t s = 0; s < 6; s++) {
         assert_int_equal(run.step_ordinal[s], s % 2);
-        assert_true(run.step_s[s] == step_s[s] && run.probe_s[s] == probe_s[s]);
+        for (int k = 0; k < MZ_SPEEDS; k++)
+            assert_true(run.step_s[s] == step_s[s] && run.probe_s[k][s] == probe_s[s] * (k + 1));
     }
     assert_true(run.step_time_s.mean == 3.5 && run.step_time_s.p50 == 3.5);
     assert_true(run.step_time_s.p95 == 6 && run.step_time_s.max == 6);

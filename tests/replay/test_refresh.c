@@ -105,8 +105,81 @@ static void seconds_follow_the_probes(void **state) {
         assert_string_equal(again->rescaled.at, "2026-01-02T03:04:05Z");
         near(again->rescaled.product, product);
         near(again->rescaled.rows, rows);
+        near(again->rescaled.cache, rows); /* as these have no time of a cache */
         mz_refresh_free(&r);
         mz_arena_free(&arena);
+    }
+}
+
+/* Short rows of a cache that takes half of its time now, long ones of a memory that takes 3.5 times
+ * as much, what is between by the logarithm of its bytes; and terms fitted to what comes of it:
+ * seconds before are those of the terms, over the factors. */
+static void rows_follow_their_size(void **state) {
+    (void)state;
+    static const struct {
+        double rows, bytes, factor;
+    } samples[] = {{3, 1000, 0.5},
+                   {20, 1 << 18, 0.5},
+                   {1, 1 << 19, 0.5 + 3.0 / 7},
+                   {50, 1 << 20, 0.5 + 6.0 / 7},
+                   {7, 1 << 23, 0.5 + 15.0 / 7},
+                   {90, 1 << 25, 3.5},
+                   {10, 1 << 30, 3.5}};
+    static const double term[] = {2e-6, 5e-7, 1e-10};
+    const mz_measured now = {.probe_mean_s = 8, .rows_mean_s = 28, .cache_mean_s = 3};
+    mz_fit_sample own[COUNT_OF(samples)];
+    mz_fit_sample product = {.size = {64, 64, 64}, .seconds = 5}, cold[2];
+    mz_measured m = {.probe_mean_s = 4, .rows_mean_s = 8, .cache_mean_s = 6, .call_s = 10};
+    mz_factors f = {0};
+    mz_err err;
+    for (int i = 0; i < COUNT_OF(samples); i++)
+        own[i] = (mz_fit_sample){
+            .size = {samples[i].rows, 1, samples[i].bytes},
+            .seconds = (term[0] + term[1] * samples[i].rows + term[2] * samples[i].bytes) /
+                       samples[i].factor};
+    m.fit[MZ_WORK_EXCHANGE] = (mz_fit){.samples = COUNT_OF(samples), .sample = own};
+    m.fit[MZ_WORK_DGRAD] = (mz_fit){.term = {1, 2, 3, 4}, .samples = 1, .sample = &product};
+    for (int i = 0; i < 2; i++) {
+        cold[i] = (mz_fit_sample){.size = {1, 1, 1000}, .seconds = 2};
+        m.fit[i ? MZ_WORK_GATHER : mz_work_update(MZ_RULE_SGDM)] =
+            (mz_fit){.term = {1}, .samples = 1, .sample = &cold[i]};
+    }
+    assert_ok(mz_calibrate_rescale(&m, &now, &f, &err), &err);
+    near(f.product, 2);
+    near(f.rows, 3.5);
+    near(f.cache, 0.5);
+    near(m.cache_mean_s, 3);
+    near(m.call_s, 20);
+    near(product.seconds, 10); /* whatever its size */
+    near(m.fit[MZ_WORK_DGRAD].term[3], 8);
+    near(cold[0].seconds, 7); /* from memory, however short */
+    near(cold[1].seconds, 7);
+    for (int i = 0; i < COUNT_OF(samples); i++)
+        if (!(fabs(own[i].ratio - 1) < 1e-9))
+            fail_msg("sample %d is %.12g of what the terms say", i, own[i].ratio);
+    for (int t = 0; t < COUNT_OF(term); t++)
+        assert_true(fabs(m.fit[MZ_WORK_EXCHANGE].term[t] / term[t] - 1) < 1e-6);
+}
+
+/* A profile that was not asked for its cache's time, or a machine that cannot be now: rows go with
+ * memory, whatever their size. */
+static void rows_of_old_profiles_go_with_memory(void **state) {
+    (void)state;
+    for (int then = 0; then < 2; then++) {
+        const mz_measured now = {
+            .probe_mean_s = 4, .rows_mean_s = 24, .cache_mean_s = then ? 0 : 3};
+        mz_fit_sample own[2] = {{.size = {1, 1, 1000}, .seconds = 5},
+                                {.size = {1, 1, 1 << 30}, .seconds = 7}};
+        mz_measured m = {.probe_mean_s = 4, .rows_mean_s = 8, .cache_mean_s = then ? 6 : 0};
+        mz_factors f = {0};
+        mz_err err;
+        m.fit[MZ_WORK_PACK] = (mz_fit){.term = {1, 2, 3}, .samples = 2, .sample = own};
+        assert_ok(mz_calibrate_rescale(&m, &now, &f, &err), &err);
+        near(f.cache, 3);
+        near(own[0].seconds, 15);
+        near(own[1].seconds, 21);
+        near(m.fit[MZ_WORK_PACK].term[0], 3);
+        assert_true(m.cache_mean_s == 0); /* of no probe: the next refresh does the same */
     }
 }
 
@@ -114,13 +187,15 @@ static void seconds_follow_the_probes(void **state) {
 static void refreshes_multiply(void **state) {
     (void)state;
     static const mz_measured now[] = {
-        {.probe_s = 3, .probe_mean_s = 2, .rows_mean_s = 16, .uneven = 0.07},
-        {.probe_s = 3, .probe_mean_s = 6, .rows_mean_s = 4}};
+        {.probe_s = 3, .probe_mean_s = 2, .rows_mean_s = 16, .cache_mean_s = 3, .uneven = 0.07},
+        {.probe_s = 3, .probe_mean_s = 6, .rows_mean_s = 4, .cache_mean_s = 18}};
     mz_arena arena = {0};
     mz_refresh r;
     mz_factors f = {0};
     mz_err err;
-    load(FULL, &arena, &r);
+    mz_measured *again = NULL;
+    load(HEAD ", \"probe\": 3, \"probe_mean\": 4, \"rows_mean\": 8, \"cache_mean\": 4" KINDS,
+         &arena, &r);
     assert_ok(mz_refresh_apply(&r, &now[0], "one", &f, &err), &err);
     near(r.measured->uneven, 0.07);
     assert_ok(mz_refresh_apply(&r, &now[1], "two", &f, &err), &err);
@@ -129,8 +204,28 @@ static void refreshes_multiply(void **state) {
     near(f.rows, 0.25);
     near(r.measured->rescaled.product, 1.5);
     near(r.measured->rescaled.rows, 0.5);
+    near(r.measured->rescaled.cache, 4.5);
+    near(r.measured->fit[MZ_WORK_PACK].sample[0].seconds, 54); /* a byte lies in a cache */
+    assert_ok(mz_measured_read(json_object_get(r.profile, "measured"), "x", &arena, &again, &err),
+              &err);
+    near(again->cache_mean_s, 18);
+    near(again->rescaled.cache, 4.5);
     near(r.measured->fit[MZ_WORK_WGRAD].sample[0].seconds, 30);
     assert_string_equal(r.measured->rescaled.at, "two");
+    mz_refresh_free(&r);
+    mz_arena_free(&arena);
+}
+
+/* What earlier refreshes did to a profile without a word of caches they did to these as to memory.
+ */
+static void old_records_are_of_memory(void **state) {
+    (void)state;
+    mz_arena arena = {0};
+    mz_refresh r;
+    load(HEAD ", \"probe\": 3, \"rescaled\": {\"at\": \"x\", \"products\": 2, \"memory\": 3}" KINDS,
+         &arena, &r);
+    near(r.measured->rescaled.cache, 3);
+    near(r.measured->rescaled.product, 2);
     mz_refresh_free(&r);
     mz_arena_free(&arena);
 }
@@ -175,7 +270,11 @@ static void profiles_without_a_speed_are_refused(void **state) {
                  {HEAD KINDS, "does not say how fast the machine was"},
                  {HEAD ", \"probe\": 3, \"rescaled\": {\"at\": \"x\", \"products\": 0, "
                        "\"memory\": 1}" KINDS,
-                  "factors must be above 0"}};
+                  "factors must be above 0"},
+                 {HEAD ", \"probe\": 3, \"rescaled\": {\"at\": \"x\", \"products\": 1, "
+                       "\"memory\": 1, \"cache\": 0}" KINDS,
+                  "factors must be above 0"},
+                 {HEAD ", \"probe\": 3, \"cache_mean\": -1" KINDS, "cache_mean"}};
     mz_arena arena = {0};
     mz_refresh r;
     mz_err err;
@@ -188,7 +287,7 @@ static void profiles_without_a_speed_are_refused(void **state) {
     mz_arena_free(&arena);
 }
 
-/* On the host: both probes where the pools are larger than caches, else the product alone. */
+/* On the host: all probes where the pools are larger than caches, else the product alone. */
 static void speeds_are_measured(void **state) {
     (void)state;
     for (int large = 0; large < 2; large++) {
@@ -203,9 +302,28 @@ static void speeds_are_measured(void **state) {
         assert_true(now.probe_s > 1e-5 && now.probe_s < 1);
         assert_true(now.probe_mean_s > 1e-5 && now.probe_mean_s < 1);
         assert_true(large ? now.rows_mean_s > 1e-5 && now.rows_mean_s < 1 : now.rows_mean_s == 0);
+        assert_true(large ? now.cache_mean_s > 1e-6 && now.cache_mean_s < 0.1
+                          : now.cache_mean_s == 0);
         small_machine_close(&m);
         mz_arena_free(&arena);
     }
+}
+
+/* Once the user asks for the end, before the next probe, whatever pools there are. */
+static void an_interrupt_ends_it(void **state) {
+    (void)state;
+    const volatile sig_atomic_t stop = 1;
+    mz_err err;
+    small_machine m;
+    mz_arena arena = {0};
+    mz_measured now = {0};
+    mz_app app = {.stop = &stop};
+    assert_ok(small_machine_open(&m, 1, 1, 1 << 20, &err), &err);
+    assert_fails(mz_calibrate_speed(m.kernels, m.transport, &m.options, &app, &arena, &now, &err),
+                 MZ_EABORTED, "interrupted", &err);
+    assert_true(now.probe_mean_s == 0);
+    small_machine_close(&m);
+    mz_arena_free(&arena);
 }
 
 static int in_own_folder(void **state) {
@@ -224,10 +342,14 @@ static int without_it(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(seconds_follow_the_probes),
+        cmocka_unit_test(rows_follow_their_size),
+        cmocka_unit_test(rows_of_old_profiles_go_with_memory),
         cmocka_unit_test(refreshes_multiply),
+        cmocka_unit_test(old_records_are_of_memory),
         cmocka_unit_test(other_machines_are_refused),
         cmocka_unit_test(profiles_without_a_speed_are_refused),
         cmocka_unit_test(speeds_are_measured),
+        cmocka_unit_test(an_interrupt_ends_it),
     };
     return cmocka_run_group_tests(tests, in_own_folder, without_it);
 }

@@ -11,9 +11,9 @@
 #include "tests/replay/nomem.h"
 #include "tests/replay/scene.h"
 
-/* The probe's product takes longer than all else; commands have the real one. */
-mz_code mz_probe_create(mz_kernels *kernels, mz_transport *transport, mz_probe **probe,
-                        mz_err *err) {
+/* The probes take longer than all else; commands have the real ones. */
+mz_code mz_probe_create(mz_kernels *kernels, mz_transport *transport, const mz_probe_room *lent,
+                        mz_probe **probe, mz_err *err) {
     *probe = NULL;
     return MZ_OK;
 }
@@ -22,7 +22,7 @@ void mz_probe_free(mz_probe **probe) {
     *probe = NULL;
 }
 
-mz_code mz_probe_run(mz_probe *probe, double *seconds, mz_err *err) {
+mz_code mz_probe_run(mz_probe *probe, mz_speed speed, double *seconds, mz_err *err) {
     *seconds = 1;
     return MZ_OK;
 }

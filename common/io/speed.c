@@ -1,0 +1,23 @@
+#include "common/io/speed.h"
+
+static const struct {
+    const char *key, *mean_key, *what;
+} speeds[MZ_SPEEDS] = {
+    [MZ_SPEED_PRODUCT] = {"probe_s", "probe_mean_s", "a fixed product just before each step"},
+    [MZ_SPEED_MEMORY] = {"memory_probe_s", "rows_mean_s",
+                         "long rows packed from memory to memory just before each step"},
+    [MZ_SPEED_CACHE] = {"cache_probe_s", "cache_mean_s",
+                        "short rows packed out of a cache just before each step"},
+};
+
+const char *mz_speed_key(mz_speed speed) {
+    return speeds[speed].key;
+}
+
+const char *mz_speed_mean_key(mz_speed speed) {
+    return speeds[speed].mean_key;
+}
+
+const char *mz_speed_what(mz_speed speed) {
+    return speeds[speed].what;
+}
