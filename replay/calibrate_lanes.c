@@ -32,27 +32,37 @@ static mz_kstatus run_copies(calibration *c, const void *sizes, char *in, char *
     return exchange(c, s, s->lanes);
 }
 
+/* Of what lies where nobody has been for long, or of rows that have just been packed. */
+static mz_code sample_copies(calibration *c, mz_work work, const lane_sizes *s, mz_err *err) {
+    const bool packed = work == MZ_WORK_SEND;
+    double seconds = 0;
+    const calibrate_call call = {.run = run_copies,
+                                 .sizes = s,
+                                 .in_bytes = s->bytes,
+                                 .out_bytes = s->bytes,
+                                 .made_bytes = packed ? s->bytes : 0,
+                                 .each_rank = packed};
+    const mz_code code = calibrate_time(c, &call, &seconds, err);
+    if (code == MZ_OK)
+        calibrate_add(c, work, (double)s->lanes, (double)s->bytes,
+                      mz_work_bytes(work, s->lanes, s->bytes, 0), seconds);
+    return code;
+}
+
 mz_code calibrate_copies(calibration *c, mz_err *err) {
+    static const mz_work works[] = {MZ_WORK_COPY, MZ_WORK_SEND};
     static const int64_t lanes[] = {1, 16, 128, LANES_MOST, 0};
     static const int64_t bytes[] = {1 << 12, 1 << 16, 1 << 19, 1 << 22,
                                     1 << 23, 1 << 24, 1 << 26, 0};
     mz_lane *lane = NULL;
-    mz_code code = calibrate_begin(c, MZ_WORK_COPY, SAMPLES_MOST, err);
-    if (code == MZ_OK)
-        code = take_lanes(c, LANES_MOST, &lane, err);
-    for (const int64_t *l = lanes; code == MZ_OK && *l; l++)
-        for (const int64_t *b = bytes; code == MZ_OK && *b; b++) {
-            const lane_sizes s = {*l, *b, lane};
-            double seconds = 0;
-            if (*b > c->options.pool_bytes)
-                continue;
-            const calibrate_call call = {
-                .run = run_copies, .sizes = &s, .in_bytes = *b, .out_bytes = *b};
-            code = calibrate_time(c, &call, &seconds, err);
-            if (code == MZ_OK)
-                calibrate_add(c, MZ_WORK_COPY, (double)*l, (double)*b,
-                              mz_work_bytes(MZ_WORK_COPY, *l, *b, 0), seconds);
-        }
+    mz_code code = take_lanes(c, LANES_MOST, &lane, err);
+    for (int i = 0; code == MZ_OK && i < 2; i++) {
+        code = calibrate_begin(c, works[i], SAMPLES_MOST, err);
+        for (const int64_t *l = lanes; code == MZ_OK && *l; l++)
+            for (const int64_t *b = bytes; code == MZ_OK && *b; b++)
+                if (*b <= c->options.pool_bytes)
+                    code = sample_copies(c, works[i], &(lane_sizes){*l, *b, lane}, err);
+    }
     return code;
 }
 

@@ -19,6 +19,7 @@ const char *mz_work_name(mz_work work) {
         [MZ_WORK_CONVERT] = "convert",
         [MZ_WORK_ADD] = "add",
         [MZ_WORK_COPY] = "copy",
+        [MZ_WORK_SEND] = "send",
         [MZ_WORK_EXCHANGE] = "exchange",
         [MZ_WORK_ZERO] = "zero",
         [MZ_WORK_UPDATE] = "update_adamw",

@@ -23,6 +23,7 @@ typedef enum mz_work {                          /* what rows and cols are */
                        MZ_WORK_ADD,             /* buffers added to one, values; an fp32
                                                    value counts as two */
                        MZ_WORK_COPY,            /* lanes, bytes */
+                       MZ_WORK_SEND,            /* the same, of rows that have just been packed */
                        MZ_WORK_EXCHANGE,        /* the same between processes: what each sends
                                                    while each receives as much */
                        MZ_WORK_ZERO,            /* 1, bytes */

@@ -36,6 +36,7 @@ double mz_work_bytes(mz_work work, int64_t rows, int64_t cols, int64_t more) {
     case MZ_WORK_ADD:
         return bf16_bytes * (n + 2) * (double)cols;
     case MZ_WORK_COPY:
+    case MZ_WORK_SEND:
     case MZ_WORK_EXCHANGE:
         return 2 * (double)cols;
     case MZ_WORK_ZERO:
@@ -59,8 +60,10 @@ double mz_cost_work(const mz_device *device, mz_work work, int64_t rows, int64_t
     if (rows <= 0 || cols <= 0 || bytes <= 0)
         return 0;
     const mz_fit *fit = device->measured ? &device->measured->fit[work] : NULL;
-    if (fit && fit->samples == 0 && work == MZ_WORK_GATHER) /* profiles of earlier versions */
-        fit = &device->measured->fit[MZ_WORK_PACK];
+    if (fit && fit->samples == 0) /* profiles of earlier versions */
+        fit = &device->measured->fit[work == MZ_WORK_GATHER ? MZ_WORK_PACK
+                                     : work == MZ_WORK_SEND ? MZ_WORK_COPY
+                                                            : work];
     if (!fit || fit->samples == 0)
         return mz_cost_memory(device, bytes);
     const double size[MZ_FIT_SIZES] = {

@@ -97,7 +97,7 @@ void layers_add(layers_burst *b, mz_work work, int64_t rows, int64_t cols, int64
         return;
     layers_tell(b->s, &(mz_step_charge){b->phase, b->layer, b->rank, work, rows, cols, more});
     layers_add_seconds(b, step_kernel(b->s, work, rows, cols, more),
-                       work == MZ_WORK_COPY ? rows : 1);
+                       work == MZ_WORK_COPY || work == MZ_WORK_SEND ? rows : 1);
 }
 
 void layers_end(layers_burst *b) {
@@ -180,13 +180,20 @@ static void pass_messages(mz_step *s, const mz_exchange *x, double *finish) {
         finish[d] = seconds;
 }
 
+/* What a dispatch sends has just been packed; what comes back has lain there while other ranks had
+ * their products, weights and gradients longer still. */
+static mz_work copies_of(mz_phase phase) {
+    return phase == MZ_PHASE_DISPATCH || phase == MZ_PHASE_BACKWARD_DISPATCH ? MZ_WORK_SEND
+                                                                             : MZ_WORK_COPY;
+}
+
 /* Runs the exchange collected: s->copy_*, and s->lane_out and s->far_lanes by rank. Without bytes
  * between them devices do not meet. */
 void layers_exchange(mz_step *s, mz_phase phase, int32_t layer) {
     const int32_t each = s->cluster->ranks_per_device, devices = devices_of(s);
     for (int32_t r = 0; r < s->ranks; r++) {
         layers_burst b = layers_burst_of(s, r, phase, layer);
-        layers_add(&b, MZ_WORK_COPY, s->copy_lanes[r], (int64_t)s->copy_bytes[r], 0);
+        layers_add(&b, copies_of(phase), s->copy_lanes[r], (int64_t)s->copy_bytes[r], 0);
         layers_end(&b);
         s->copy_lanes[r] = 0;
         s->copy_bytes[r] = 0;

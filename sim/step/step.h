@@ -150,8 +150,8 @@ mz_code mz_step_add_call(mz_step *step, int32_t group, int32_t micro_batch, int3
                          const mz_load *load, const mz_pairs *pairs, const mz_plan *plan,
                          mz_err *err);
 /* One kernel that scope layers charges time for, or the copies of one exchange to a rank (work
- * MZ_WORK_COPY, rows messages of cols bytes in all). Rows and cols as sim/cluster/work.h has them;
- * products one by one for every group. */
+ * MZ_WORK_COPY or MZ_WORK_SEND, rows messages of cols bytes in all). Rows and cols as
+ * sim/cluster/work.h has them; products one by one for every group. */
 typedef struct mz_step_charge {
     mz_phase phase;
     int32_t layer, rank; /* layer `layers`: of the whole step */

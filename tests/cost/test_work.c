@@ -86,6 +86,22 @@ static void gathers_were_packs(void **state) {
     near(mz_cost_work(&device, MZ_WORK_GATHER, 10, 4, 100), 4, 1e-12);
 }
 
+/* Nor do they tell rows that have just been packed from what has lain elsewhere. */
+static void sends_were_copies(void **state) {
+    (void)state;
+    mz_measured measured = {.workers = 1, .alone = 1};
+    const mz_device device = {
+        .memory_bytes_per_s = 1000, .memory_efficiency = 0.5, .speed = 2, .measured = &measured};
+    near(mz_work_bytes(MZ_WORK_SEND, 10, 50, 0), 100, 0);
+    near(mz_cost_work(&device, MZ_WORK_SEND, 10, 4, 100), 0.1, 1e-12);
+    measured.fit[MZ_WORK_COPY] = line();
+    near(mz_cost_work(&device, MZ_WORK_SEND, 10, 4, 100), 41, 1e-9);
+    mz_fit_sample own = {.size = {10, 4, 100}, .seconds = 8};
+    measured.fit[MZ_WORK_SEND] = (mz_fit){.term = {8}, .samples = 1, .sample = &own};
+    mz_fit_finish(&measured.fit[MZ_WORK_SEND], MZ_WORK_SEND);
+    near(mz_cost_work(&device, MZ_WORK_SEND, 10, 4, 100), 4, 1e-12);
+}
+
 /* They have measured packs as 4 bytes a value, whatever tokens the rows are of. */
 static void packs_were_a_row_in_for_a_row_out(void **state) {
     static const mz_work packs[] = {MZ_WORK_PACK, MZ_WORK_PACK_SCALED};
@@ -335,6 +351,7 @@ int main(void) {
         cmocka_unit_test(measured_work_takes_what_was_measured),
         cmocka_unit_test(packs_read_a_token_once),
         cmocka_unit_test(gathers_were_packs),
+        cmocka_unit_test(sends_were_copies),
         cmocka_unit_test(packs_were_a_row_in_for_a_row_out),
         cmocka_unit_test(products_are_tiles_taken_in_turn),
         cmocka_unit_test(a_profile_reads_back_what_it_says),

@@ -234,6 +234,7 @@ static struct {
     int64_t bytes;
 } copied[NOTED_COPIES];
 static int64_t copies, packs[2][EACH_MOST + 1]; /* with weights or not, by rows of a token */
+static int64_t sent;                            /* messages from the front of what was made last */
 
 /* Of what is packed there, all has just been written, unless it is too much or too little. */
 static void is_made(const void *x, int64_t bytes) {
@@ -283,6 +284,14 @@ static mz_kstatus checked_pack(mz_kernels *k, mz_kstream stream, const mz_pack *
     return noted.real->pack_rows(k, stream, a);
 }
 
+/* Inputs are made for both ranks, then each sends. */
+static mz_kstatus checked_copy(mz_kernels *k, mz_kstream stream, mz_copy kind, void *to,
+                               const void *from, size_t bytes) {
+    for (int64_t i = copies; kind == MZ_COPY_INSIDE && i-- > 0 && i >= copies - 2;)
+        sent += copied[i % NOTED_COPIES].to == from;
+    return noted.real->copy(k, stream, kind, to, from, bytes);
+}
+
 /* Small pools: the large samples stay out, every kind is still there and of sane size. */
 static void a_small_run_measures_every_kind(void **state) {
     (void)state;
@@ -295,12 +304,15 @@ static void a_small_run_measures_every_kind(void **state) {
     assert_ok(small_machine_open(&m, 2, 3, PACKED_POOL, &err), &err);
     noted = (noting){.ops = *m.kernels->ops, .real = m.kernels->ops};
     noted.ops.pack_rows = checked_pack;
+    noted.ops.copy = checked_copy;
     m.kernels->ops = &noted.ops;
     assert_ok(
         mz_calibrate(m.kernels, m.transport, &m.options, &app, &arena, &measured, &wire, &err),
         &err);
     for (int scaled = 0; scaled < 2; scaled++)
         assert_true(packs[scaled][1] > 0 && packs[scaled][EACH_MOST] > 0);
+    /* Messages of 4 and 64 KiB in 1, 16, 128 or 1,024, three rounds of three calls of two ranks. */
+    assert_true(sent >= 2 * 4 * 3 * 3 * 2);
     assert_int_equal(measured.workers, 2);
     assert_true(measured.call_s >= 0 && wire.bytes_per_s > 0); /* a busy machine hides a call */
     assert_true(measured.probe_s > 0 && measured.probe_s < 1);

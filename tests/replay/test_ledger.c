@@ -173,9 +173,11 @@ static mz_kstatus update_step(mz_kernels *k, mz_kstream stream, const mz_update 
 
 static void exchanged(counting *c, mz_phase phase, int32_t layer) {
     const engine_lanes *l = &c->engine->lanes;
+    const bool packed = phase == MZ_PHASE_DISPATCH || phase == MZ_PHASE_BACKWARD_DISPATCH;
     for (int64_t i = 0; i < l->count; i++)
-        add(&c->all, (mz_step_charge){phase, layer, l->lane[i].to, MZ_WORK_COPY, 1,
-                                      (int64_t)l->lane[i].bytes, 0});
+        add(&c->all,
+            (mz_step_charge){phase, layer, l->lane[i].to, packed ? MZ_WORK_SEND : MZ_WORK_COPY, 1,
+                             (int64_t)l->lane[i].bytes, 0});
 }
 
 /* Conversions of master weights belong to the update's kind of work. */
@@ -342,7 +344,7 @@ static void settle(ledger *l) {
             e.rows = 1;
         }
         if (last && same_place(last, &e) &&
-            (e.work == MZ_WORK_COPY || e.phase == MZ_PHASE_OPTIMIZER)) {
+            (e.work == MZ_WORK_COPY || e.work == MZ_WORK_SEND || e.phase == MZ_PHASE_OPTIMIZER)) {
             last->rows += e.phase == MZ_PHASE_OPTIMIZER ? 0 : e.rows;
             last->cols += e.cols;
         } else {
