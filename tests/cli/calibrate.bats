@@ -125,12 +125,24 @@ assert near(new["device"]["bf16"]["value"] * new["measured"]["rescaled"]["produc
 for section in ("name", "description", "node", "planner"):
     assert old[section] == new[section]
 END
-    "$mizan" sim --scope layers -t "$root"/traces/example/olmoe-8r.h5 -m olmoe-1b-7b --ranks 4 -c ./now.json:1 \
-        --hidden 128 --inter 64 --layers 2 --policy static --json >sim.json
     "$python" - <<'END'
 import json
-assert json.load(open("sim.json"))["cluster"]["probe_s"] == json.load(open("now.json"))["measured"]["probe"]
-assert json.load(open("sim.json"))["cluster"]["probe_mean_s"] == json.load(open("now.json"))["measured"]["probe_mean"]
+p = json.load(open("fast.json"))
+p["measured"]["cache_mean"] = 2e-5
+json.dump(p, open("all.json", "w"))
+END
+    local name
+    for name in now all; do
+        "$mizan" sim --scope layers -t "$root"/traces/example/olmoe-8r.h5 -m olmoe-1b-7b --ranks 4 -c ./$name.json:1 \
+            --hidden 128 --inter 64 --layers 2 --policy static --json >sim.$name.json
+    done
+    "$python" - <<'END'
+import json
+for name, rows in ("now", False), ("all", True):
+    cluster, m = json.load(open(f"sim.{name}.json"))["cluster"], json.load(open(f"{name}.json"))["measured"]
+    assert cluster["probe_s"] == m["probe"] and cluster["probe_mean_s"] == m["probe_mean"]
+    for key in "rows_mean", "cache_mean": # what is not known is not there
+        assert cluster.get(key + "_s") == (m[key] if rows else None), key
 END
 }
 
