@@ -44,7 +44,11 @@ void engine_untimed(mz_engine *e, double start) {
 }
 
 mz_code engine_meet(mz_engine *e, mz_err *err) {
-    return e->transport->processes > 1 ? mz_transport_barrier(e->transport, err) : MZ_OK;
+    const double start = mz_now();
+    const mz_code code =
+        e->transport->processes > 1 ? mz_transport_barrier(e->transport, err) : MZ_OK;
+    engine_untimed(e, start);
+    return code;
 }
 
 void mz_engine_charge_all(mz_engine *e, mz_phase phase, int32_t layer, double seconds) {

@@ -105,18 +105,6 @@ static mz_code run_charged(mz_experts *x, mz_phase phase, int32_t row, mz_err *e
     return code == MZ_OK && lanes > 0 ? engine_exchange(e, phase, row, err) : code;
 }
 
-/* Waiting for others' timed work before what is uncharged belongs to the phase: it is over before
- * the clock stands still. */
-static mz_code wait_charged(mz_experts *x, mz_phase phase, int32_t row, mz_err *err) {
-    mz_engine *e = x->e;
-    if (!x->uncharged || e->transport->processes == 1)
-        return MZ_OK;
-    const double start = mz_now();
-    const mz_code code = mz_transport_barrier(e->transport, err);
-    engine_charge_shared(e, phase, row, start);
-    return code;
-}
-
 static void drop_pieces(mz_experts *x) {
     for (int64_t i = 0; i < x->paddings; i++)
         mz_heap_give(x->e->heap, &x->padding[i]);
@@ -138,17 +126,15 @@ mz_code experts_run_uncharged(mz_experts *x, mz_err *err) {
     if (code == MZ_OK && e->lanes.count > 0)
         code = mz_transport_exchange(e->transport, e->lanes.lane, e->lanes.count, NULL, err);
     e->lanes.count = 0;
+    engine_untimed(e, start);
     if (code == MZ_OK && x->uncharged)
         code = engine_meet(e, err);
-    engine_untimed(e, start);
     drop_pieces(x);
     return code;
 }
 
 mz_code experts_run_pieces(mz_experts *x, mz_phase phase, int32_t row, mz_err *err) {
-    mz_code code = run_charged(x, phase, row, err);
-    if (code == MZ_OK)
-        code = wait_charged(x, phase, row, err);
+    const mz_code code = run_charged(x, phase, row, err);
     if (code == MZ_OK)
         return experts_run_uncharged(x, err);
     drop_pieces(x);

@@ -276,30 +276,46 @@ static mz_code store(mz_experts *x, int32_t layer, experts_arrival *a, mz_err *e
     return engine_kernel(x->e, status, "copies of experts", a->rank, layer, err);
 }
 
+static mz_code store_charged(mz_experts *x, int32_t layer, int32_t row, mz_err *err) {
+    mz_code code = MZ_OK;
+    for (int64_t i = 0; code == MZ_OK && i < x->arrivals; i++) {
+        experts_arrival *a = &x->arrival[i];
+        if (!experts_local(x, a->rank) || a->budget == 0)
+            continue;
+        const double start = mz_now();
+        code = store(x, layer, a, err);
+        if (code == MZ_OK)
+            code = engine_charge(x->e, a->rank, MZ_PHASE_WEIGHT_MOVE, row, start, err);
+    }
+    return code;
+}
+
+static mz_code store_uncharged(mz_experts *x, int32_t layer, mz_err *err) {
+    mz_code code = MZ_OK;
+    bool any = false;
+    const double start = mz_now();
+    for (int64_t i = 0; code == MZ_OK && i < x->arrivals; i++) {
+        experts_arrival *a = &x->arrival[i];
+        any = any || a->budget == 0;
+        if (experts_local(x, a->rank) && a->budget == 0)
+            code = store(x, layer, a, err);
+    }
+    engine_untimed(x->e, start);
+    return code == MZ_OK && any ? engine_meet(x->e, err) : code;
+}
+
+/* What nobody is charged for comes first, so that processes meet for it where they just met. */
 static mz_code move_arrivals(mz_experts *x, int32_t layer, int32_t row, mz_err *err) {
     mz_engine *e = x->e;
     mz_code code = MZ_OK;
-    bool untimed = false;
     for (int64_t i = 0; code == MZ_OK && i < x->arrivals; i++)
         code = receive(x, layer, &x->arrival[i], err);
     if (code == MZ_OK)
         code = experts_run_pieces(x, MZ_PHASE_WEIGHT_MOVE, row, err);
-    for (int64_t i = 0; code == MZ_OK && i < x->arrivals; i++) {
-        experts_arrival *a = &x->arrival[i];
-        untimed = untimed || a->budget == 0;
-        if (!experts_local(x, a->rank))
-            continue;
-        const double start = mz_now();
-        code = store(x, layer, a, err);
-        if (a->budget == 0)
-            engine_untimed(e, start);
-        else if (code == MZ_OK)
-            code = engine_charge(e, a->rank, MZ_PHASE_WEIGHT_MOVE, row, start, err);
-    }
-    const double stored = mz_now();
-    if (code == MZ_OK && untimed)
-        code = engine_meet(e, err);
-    engine_untimed(e, stored);
+    if (code == MZ_OK)
+        code = store_uncharged(x, layer, err);
+    if (code == MZ_OK)
+        code = store_charged(x, layer, row, err);
     for (int64_t i = 0; i < x->arrivals; i++)
         mz_heap_give(e->heap, &x->arrival[i].received);
     x->arrivals = 0;
@@ -334,9 +350,9 @@ mz_code experts_place(mz_experts *x, const mz_replay_call *call, const mz_plan *
     mz_code code = fill_slots(x, call, plan, &whole_step, err);
     if (code == MZ_OK)
         code = follow_owners(x, call, plan, err);
+    engine_untimed(x->e, start);
     if (code == MZ_OK && !x->placed[call->layer]) /* weights were made */
         code = engine_meet(x->e, err);
-    engine_untimed(x->e, start);
     x->placed[call->layer] = true;
     if (code == MZ_OK)
         code = move_arrivals(x, call->layer, whole_step ? x->e->job.layers : call->layer, err);

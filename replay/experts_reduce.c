@@ -171,15 +171,18 @@ static mz_code add_further(mz_experts *x, int32_t layer, const mz_plan *plan, mz
     if (code == MZ_OK)
         code = run_sums(x, layer, plan, err);
     const double start = mz_now();
-    for (int32_t i = 0; code == MZ_OK && i < plan->begin[plan->experts]; i++)
+    bool any = false;
+    for (int32_t i = 0; code == MZ_OK && i < plan->begin[plan->experts]; i++) {
+        any = any || x->instance[i].first != i;
         if (x->instance[i].first != i && experts_local(x, plan->rank[i])) {
             const experts_memory m = experts_instance_memory(x, layer, plan, i);
             for (int k = 0; code == MZ_OK && k < EXPERTS_MATRICES; k++)
                 code = experts_zero(x, m.gradient[k], x->values[k] * replica_value_bytes(x),
                                     plan->rank[i], layer, err);
         }
+    }
     engine_untimed(x->e, start);
-    return code;
+    return code == MZ_OK && any ? engine_meet(x->e, err) : code;
 }
 
 /* ---- trees

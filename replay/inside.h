@@ -44,8 +44,10 @@ mz_code engine_charge(mz_engine *e, int32_t rank, mz_phase phase, int32_t layer,
 /* What the process did once for all of its ranks: equal shares. */
 void engine_charge_shared(mz_engine *e, mz_phase phase, int32_t layer, double start);
 void engine_untimed(mz_engine *e, double start); /* what passed is nobody's */
-/* Before it, after work that takes processes unequal time: that must not become another's timed
- * waiting. */
+/* All processes in one place, off the clock: after what is nobody's and takes them unequal time,
+ * which must not become another's timed waiting. Where they meet does not depend on what is checked
+ * or on what happens to move uncharged: the simulator has them meet in the same places (README.md,
+ * "Where processes meet"). */
 mz_code engine_meet(mz_engine *e, mz_err *err);
 
 /* Status of a kernel call as an error that says which operation, rank and layer. */

@@ -141,10 +141,13 @@ mz_code layer_each_untimed(const layer_call *c, layer_part part) {
         code = part(c, r);
     if (code == MZ_OK)
         code = layer_kernel(c, c->e->first, "data", mz_kernels_sync(c->e->kernels, 0));
-    if (code == MZ_OK)
-        code = engine_meet(c->e, c->err);
     engine_untimed(c->e, start);
     return code;
+}
+
+mz_code layer_data(const layer_call *c, layer_part part) {
+    const mz_code code = layer_each_untimed(c, part);
+    return code == MZ_OK ? engine_meet(c->e, c->err) : code;
 }
 
 layer_call layer_call_of(mz_engine *e, const mz_replay_call *call, const mz_plan *plan,

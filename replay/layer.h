@@ -173,6 +173,8 @@ typedef mz_code (*layer_part)(const layer_call *c, int32_t rank);
 mz_code layer_each(const layer_call *c, mz_phase phase, layer_part part);
 /* The same outside the clock. */
 mz_code layer_each_untimed(const layer_call *c, layer_part part);
+/* Outside the clock, too, for what is timed next: then all processes meet. */
+mz_code layer_data(const layer_call *c, layer_part part);
 
 /* ---- layer_pairs.c: rows made from data.c, pairs by expert, send order
  * ----------------------------- */

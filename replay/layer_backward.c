@@ -34,7 +34,7 @@ static mz_code data_part(const layer_call *c, int32_t rank) {
 
 static mz_code recompute(layer_call *c) {
     c->again = c->stay = true;
-    mz_code code = layer_each_untimed(c, layer_put_experts);
+    mz_code code = layer_data(c, layer_put_experts);
     if (code == MZ_OK)
         code = layer_forward_rows(c);
     c->again = false;
@@ -720,7 +720,7 @@ static mz_code watch_part(const layer_call *c, int32_t rank) {
 
 static mz_code prepare(layer_call *c) {
     mz_engine *e = c->e;
-    mz_code code = layer_each_untimed(c, data_part);
+    mz_code code = layer_data(c, data_part);
     if (code == MZ_OK)
         code = layer_layouts(c, true);
     if (code == MZ_OK)
@@ -728,7 +728,7 @@ static mz_code prepare(layer_call *c) {
     if (code == MZ_OK && e->job.recompute && !c->resent)
         code = recompute(c);
     if (code == MZ_OK)
-        code = layer_each_untimed(c, layer_put_experts);
+        code = layer_data(c, layer_put_experts);
     if (code == MZ_OK && c->lossy)
         code = layer_each(c, MZ_PHASE_SCORE, score_part);
     return code == MZ_OK && is_saved(c) ? place_kept(c) : code;
@@ -750,6 +750,8 @@ mz_code layer_backward(layer_call *c, bool last_micro_batch) {
         code = layer_each(c, MZ_PHASE_BACKWARD_OTHER, unpack_part);
     if (code == MZ_OK && e->watch)
         code = layer_each_untimed(c, watch_part);
+    if (code == MZ_OK) /* whether somebody watches or not */
+        code = engine_meet(e, c->err);
     static const layer_buffer done[] = {CALL_SENT_DOTS, CALL_SELECTION, CALL_POSITION, CALL_TOKENS,
                                         HELD_NORMS,     HELD_INPUT,     CALL_GRADIENTS};
     if (code == MZ_OK)

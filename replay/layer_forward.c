@@ -261,7 +261,7 @@ mz_code layer_forward(layer_call *c) {
     mz_engine *e = c->e;
     const mz_replay_call *call = c->call;
     c->stay = !e->job.recompute && !c->resent;
-    mz_code code = layer_each_untimed(c, data_part);
+    mz_code code = layer_data(c, data_part);
     if (code == MZ_OK)
         code = layer_each(c, MZ_PHASE_ROUTER, layer_group);
     if (code == MZ_OK)

@@ -410,8 +410,6 @@ static mz_code run_step(mz_replay *r, replay_policy *p, const mz_replay_step *st
     const double begun = mz_now(), untimed = mz_engine_figures_of(p->engine).untimed_s;
     if (code == MZ_OK && p->verify)
         code = mz_verify_begin_step(p->verify, ordinal, step->micro_batches, err);
-    if (code == MZ_OK && p->verify && r->transport->processes > 1)
-        code = mz_transport_barrier(r->transport, err);
     p->aside_s += mz_now() - begun - (mz_engine_figures_of(p->engine).untimed_s - untimed);
     for (int32_t b = 0; code == MZ_OK && b < step->micro_batches; b++)
         code = run_micro_batch(r, p, step, b, ordinal, err);

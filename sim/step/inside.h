@@ -317,6 +317,8 @@ struct mz_step {
     int64_t *held_sums, *held_sum; /* [ranks] bytes of sums collected; most of one beside them */
     mz_step_charged charged;
     void *charged_self;
+    mz_step_happened happened;
+    void *happened_self;
     int64_t *of_expert, *kept_of_expert; /* [ep] by source, while a call is condensed */
 
     /* outcome */
@@ -595,6 +597,9 @@ static inline void layers_tell(const mz_step *s, const mz_step_charge *charge) {
 void layers_no_lanes(mz_step *s);
 void layers_message(mz_step *s, int32_t src, int32_t dst, int64_t messages, double bytes);
 void layers_exchange(mz_step *s, mz_phase phase, int32_t layer);
+/* From here on all devices are in one place. In a replay they meet off its clock, too, and nobody
+ * is charged for waiting there: replay/README.md, "Where processes meet", says where. */
+void layers_meet(mz_step *s);
 
 /* layers_places.c: the placement of a call after those before it; fills arrived_bytes. */
 mz_code layers_create_places(mz_step *s, mz_err *err);
@@ -607,9 +612,13 @@ bool layers_wide(const mz_step *s); /* gradients of replicas are fp32 beside bf1
 int64_t layers_cut(const mz_step *s, int32_t rank);
 /* That part of all experts of a layer, in bf16. */
 int64_t layers_cut_bytes(const mz_step *s, int32_t rank);
+/* Before a call's forward, once, before move_weights: an expert that its placement brings is
+ * received beside the slots, then stored. */
+void layers_place(mz_step *s, const step_at *at);
 void layers_move_weights(mz_step *s, const step_at *at, mz_move_phase phase);
 void layers_reduce(mz_step *s, const step_at *at, mz_move_phase phase);
-void layers_refresh(mz_step *s);
+/* After the update of MoE layers [first, end): fresh weights of slots without optimizer state. */
+void layers_refresh(mz_step *s, int32_t first, int32_t end);
 
 /* Runs the step and fills all of the outcome but memory. */
 void layers_run(mz_step *s, mz_step_outcome *outcome);

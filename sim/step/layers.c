@@ -57,10 +57,15 @@ static int32_t devices_of(const mz_step *s) {
     return s->ranks / s->cluster->ranks_per_device;
 }
 
-/* From here on all devices are in one place. In a replay they meet off its clock, too, where data
- * is made: nobody is charged for waiting there. */
-static void meet(mz_step *s) {
+static void tell(const mz_step *s, mz_step_event event, mz_phase phase, int32_t layer) {
+    if (s->happened)
+        s->happened(s->happened_self, event, phase, layer);
+}
+
+void layers_meet(mz_step *s) {
     memcpy(s->met, s->clock, sizeof *s->met * (size_t)devices_of(s));
+    if (devices_of(s) > 1)
+        tell(s, MZ_STEP_MEET, MZ_PHASE_LAUNCH_WAIT, s->layers);
 }
 
 /* When a device's clock will stand there, by as much slower or faster than the mean as stated. */
@@ -165,15 +170,14 @@ static double most_received(const mz_step *s, const mz_exchange *x, int64_t *lan
 
 /* When each device is done with messages that all start at once: where it was measured, by number
  * and bytes, none of them before the one that receives most. */
-static void pass_messages(mz_step *s, const mz_exchange *x, double *finish) {
+static void pass_messages(mz_step *s, const mz_exchange *x, int64_t lanes, int64_t bytes,
+                          double *finish) {
     const mz_measured *measured = s->cluster->device.measured;
     if (!measured || measured->fit[MZ_WORK_EXCHANGE].samples == 0) {
         mz_ports_clear(s->ports);
         mz_ports_serve(s->ports, x, 0, finish);
         return;
     }
-    int64_t lanes;
-    const int64_t bytes = (int64_t)most_received(s, x, &lanes);
     const double seconds = mz_cost_work(&s->cluster->device, MZ_WORK_EXCHANGE, lanes, bytes,
                                         mz_work_bytes(MZ_WORK_EXCHANGE, lanes, bytes, 0));
     for (int32_t d = 0; d < x->members; d++)
@@ -203,16 +207,18 @@ void layers_exchange(mz_step *s, mz_phase phase, int32_t layer) {
     const mz_exchange x = fold_devices(s, devices);
     double *finish = s->busy; /* filled at the end of the step */
     int64_t lanes;
-    if (!(most_received(s, &x, &lanes) > 0))
+    const int64_t bytes = (int64_t)most_received(s, &x, &lanes);
+    if (bytes <= 0)
         return;
+    tell(s, MZ_STEP_EXCHANGE, phase, layer);
     const double ready = last_of(s, true);
-    pass_messages(s, &x, finish);
+    pass_messages(s, &x, lanes, bytes, finish);
     for (int32_t d = 0; d < devices; d++) {
         const double rest = s->met[d] + ready + finish[d] - s->clock[d];
         for (int32_t r = d * each; r < (d + 1) * each; r++)
             charge(s, r, phase, layer, rest / each);
     }
-    meet(s);
+    layers_meet(s);
 }
 
 void layers_no_lanes(mz_step *s) {
@@ -345,13 +351,20 @@ static void pack(mz_step *s, const step_at *at, bool again) {
     }
 }
 
+/* They were told one by one before the step ran: here that their time is charged. */
+static void add_products(layers_burst *b, double seconds, int64_t launches) {
+    if (seconds > 0)
+        tell(b->s, MZ_STEP_PRODUCTS, b->phase, b->layer);
+    layers_add_seconds(b, seconds, launches);
+}
+
 static void experts(mz_step *s, const step_at *at, bool again) {
     const layers_work *work = layers_work_at(s, at->micro_batch, at->moe);
     for (int32_t r = 0; r < s->ranks; r++) {
         layers_burst b = layers_burst_of(s, r, MZ_PHASE_EXPERTS, at->layer);
-        layers_add_seconds(&b, work[r].up_s, 1);
+        add_products(&b, work[r].up_s, 1);
         if (!again)
-            layers_add_seconds(&b, work[r].down_s, 1);
+            add_products(&b, work[r].down_s, 1);
         layers_end(&b);
     }
 }
@@ -366,11 +379,13 @@ static void combine_rows(mz_step *s, const step_at *at, int32_t r, int64_t rows,
     layers_end(&b);
 }
 
+/* A replay has the counts before it has made x, and plans then. */
 static void forward_call(mz_step *s, const step_at *at) {
-    meet(s);
+    plan_call(s, at);
+    layers_meet(s);
     group(s, at);
     tell_counts(s, at);
-    plan_call(s, at);
+    layers_place(s, at);
     layers_move_weights(s, at, MZ_MOVE_FORWARD);
     pack(s, at, false);
     exchange_rows(s, at, TRAFFIC_DISPATCH, MZ_PHASE_DISPATCH);
@@ -472,35 +487,39 @@ static void back_experts(mz_step *s, const step_at *at) {
     const int64_t inter = s->model->expert_intermediate;
     for (int32_t r = 0; r < s->ranks; r++) {
         layers_burst b = layers_burst_of(s, r, MZ_PHASE_BACKWARD_EXPERTS, at->layer);
-        layers_add_seconds(&b, work[r].again_s, 1);
+        add_products(&b, work[r].again_s, 1);
         gather_saved(&b, at);
-        layers_add_seconds(&b, work[r].back_s, work[r].back_launches);
+        add_products(&b, work[r].back_s, work[r].back_launches);
         layers_add(&b, MZ_WORK_SWIGLU_BACKWARD, at->work[r].back_rows, inter, 0);
         layers_end(&b);
     }
 }
 
 static void recompute(mz_step *s, const step_at *at) {
+    layers_meet(s);
     pack(s, at, true);
     if (s->options.effects.recompute_exchange)
         exchange_rows(s, at, TRAFFIC_DISPATCH, MZ_PHASE_DISPATCH);
     experts(s, at, true);
 }
 
+/* Weights that only backward needs again come first: recomputation reads them. */
 static void backward_call(mz_step *s, const step_at *at) {
-    meet(s);
+    layers_meet(s);
+    layers_move_weights(s, at, MZ_MOVE_BACKWARD);
     if (s->options.recompute == MZ_RECOMPUTE_FULL && !(at->call->lossy && s->traits.resend))
         recompute(s, at);
+    layers_meet(s);
     if (at->call->lossy)
         score(s, at);
     count_moved(s, at);
-    layers_move_weights(s, at, MZ_MOVE_BACKWARD);
     back_pack(s, at);
     exchange_rows(s, at, TRAFFIC_BACK_DISPATCH, MZ_PHASE_BACKWARD_DISPATCH);
     back_experts(s, at);
     exchange_rows(s, at, TRAFFIC_BACK_COMBINE, MZ_PHASE_BACKWARD_COMBINE);
     for (int32_t r = 0; r < s->ranks; r++)
         combine_rows(s, at, r, at->work[r].back_packed, MZ_PHASE_BACKWARD_OTHER);
+    layers_meet(s);
     layers_reduce(s, at, MZ_MOVE_REDUCE);
     if (at->micro_batch + 1 < s->micro_batches)
         return;
@@ -545,12 +564,21 @@ static void add_update(layers_burst *b, const mz_tensor *t, int64_t matrices, in
                        2);
 }
 
-/* Matrices that a rank updates: of experts whose first instance it has, or of all its instances
- * where these have optimizer state. */
+/* Experts that a rank has; several instances of one there share its weights. */
+static int64_t hosted(const mz_step *s, int32_t rank, int32_t layer) {
+    const step_at at = step_at_of(s, 0, layer, 0);
+    int64_t n = at.work[rank].instances;
+    for (int64_t i = at.call->further; i < at.call->further + at.call->furthers; i++)
+        n -= s->further[i].rank == rank ? s->further[i].count : 0;
+    return n;
+}
+
+/* Matrices that a rank updates: of experts whose first instance it has, or of all that it has where
+ * these have optimizer state. */
 static void update_whole(layers_burst *b, int32_t layer) {
     const mz_step *s = b->s;
     const int64_t matrices = s->traits.replica_optimizer
-                                 ? step_work_at(s, 0, layer)[b->rank].instances
+                                 ? hosted(s, b->rank, layer)
                                  : layers_work_at(s, 0, layer)[b->rank].owned;
     for (int64_t i = 0; i < s->model->tensors; i++) {
         const mz_tensor *t = &s->model->tensor[i];
@@ -575,19 +603,27 @@ static void update_parts(layers_burst *b, int32_t layer) {
                    bytes / step_tensor_of(s, kind[0]).update_bytes);
 }
 
-static void update(mz_step *s) {
-    norms(s);
-    gather_all(s, 8, MZ_PHASE_GRADIENT_REDUCE, s->layers);
+/* Of MoE layers [first, end). */
+static void update_layers(mz_step *s, int32_t first, int32_t end) {
     for (int32_t r = 0; r < s->ranks; r++) {
         layers_burst b = layers_burst_of(s, r, MZ_PHASE_OPTIMIZER, s->layers);
-        for (int32_t l = 0; l < s->moe; l++)
+        for (int32_t l = first; l < end; l++)
             if (s->traits.sharded_optimizer || s->traits.sharded_weights)
                 update_parts(&b, l);
             else
                 update_whole(&b, l);
         layers_end(&b);
     }
-    layers_refresh(s);
+    layers_refresh(s, first, end);
+}
+
+/* An optimizer that is cut goes layer by layer: its fresh weights need room. */
+static void update(mz_step *s) {
+    const int32_t each = s->traits.sharded_optimizer ? 1 : s->moe;
+    norms(s);
+    gather_all(s, 8, MZ_PHASE_GRADIENT_REDUCE, s->layers);
+    for (int32_t l = 0; l < s->moe; l += each)
+        update_layers(s, l, l + each);
 }
 
 /* ---- the step ----------------------------------------------------------------------------------

@@ -61,7 +61,8 @@ static void message(mz_step *s, int32_t src, int32_t dst, int64_t low, int64_t h
 /* ---- moves of one phase ------------------------------------------------------------------------
  */
 
-/* The moves of a call that are made in `phase`; change: of a placement, or not. */
+/* The moves of a call that are made in `phase`; or change: those of a change of its placement,
+ * which are made before its forward whatever their phase. */
 typedef struct move_set {
     mz_step *s;
     const step_at *at;
@@ -73,7 +74,7 @@ static const mz_move *next_move(const move_set *x, int64_t *i) {
     const step_call *call = x->at->call;
     while (*i < call->moves) {
         const mz_move *m = &x->s->move[call->move + (*i)++];
-        if (m->phase == x->phase && m->change == x->change)
+        if (m->change == x->change && (m->change || m->phase == x->phase))
             return m;
     }
     return NULL;
@@ -153,26 +154,27 @@ static void collect_weights(mz_step *s, const mz_move *m) {
         whole(s, m);
 }
 
-/* An expert that a placement brings is received beside the slots, then stored. */
-static void change_places(const move_set *x, int32_t layer) {
-    mz_step *s = x->s;
+void layers_place(mz_step *s, const step_at *at) {
+    const move_set x = {.s = s, .at = at, .change = true};
+    int32_t layer = at->layer;
     const mz_move *m;
     int64_t n = 0;
     layers_no_lanes(s);
-    for (int64_t i = 0; (m = next_move(x, &i)); n++)
+    for (int64_t i = 0; (m = next_move(&x, &i)); n++) {
+        layer = m->phase == MZ_MOVE_STEP ? s->layers : layer;
         collect_weights(s, m);
+    }
     if (n == 0)
         return;
     layers_exchange(s, MZ_PHASE_WEIGHT_MOVE, layer);
-    for (int64_t i = 0; (m = next_move(x, &i));)
+    for (int64_t i = 0; (m = next_move(&x, &i));)
         if (m->dst != MZ_EVERY_RANK)
             layers_kernel(s, m->dst, MZ_PHASE_WEIGHT_MOVE, layer, MZ_WORK_COPY, MATRICES, m->bytes);
 }
 
 void layers_move_weights(mz_step *s, const step_at *at, mz_move_phase phase) {
-    const move_set x = {s, at, phase, false}, changes = {s, at, phase, true};
+    const move_set x = {s, at, phase, false};
     const mz_move *m;
-    change_places(&changes, at->layer);
     if (count_moves(&x) == 0)
         return;
     const int32_t last = order_waves(&x);
@@ -185,28 +187,18 @@ void layers_move_weights(mz_step *s, const step_at *at, mz_move_phase phase) {
     }
 }
 
-/* After the optimizer: layer by layer where it is cut, else all at once. */
-void layers_refresh(mz_step *s) {
-    const bool cut = s->traits.sharded_optimizer;
+void layers_refresh(mz_step *s, int32_t first, int32_t end) {
     int64_t n = 0;
     layers_no_lanes(s);
-    for (int32_t l = 0; l < s->moe; l++) {
+    for (int32_t l = first; l < end; l++) {
         const step_at at = step_at_of(s, 0, l, 0);
         const move_set x = {s, &at, MZ_MOVE_STEP, false};
         const mz_move *m;
         for (int64_t i = 0; (m = next_move(&x, &i)); n++)
             collect_weights(s, m);
-        if (n > 0 && (cut || l + 1 == s->moe)) {
-            layers_exchange(s, MZ_PHASE_WEIGHT_MOVE, s->layers);
-            layers_no_lanes(s);
-            n = 0;
-        }
     }
-    for (int32_t l = 0; l < s->moe; l++) {
-        const step_at at = step_at_of(s, 0, l, 0);
-        const move_set changes = {s, &at, MZ_MOVE_STEP, true};
-        change_places(&changes, s->layers);
-    }
+    if (n > 0)
+        layers_exchange(s, MZ_PHASE_WEIGHT_MOVE, s->layers);
 }
 
 /* ---- gradients ---------------------------------------------------------------------------------
@@ -270,6 +262,8 @@ static void add_further(const move_set *x) {
         hold(s, f->rank, f->count, all, wide);
         sum(s, f->rank, at->layer, f->count, 0, all, wide);
     }
+    if (call->furthers > 0) /* they start anew, off the clock */
+        layers_meet(s);
     give_back(x);
 }
 

@@ -263,6 +263,11 @@ void mz_step_watch(mz_step *s, mz_step_charged charged, void *self) {
     s->charged_self = self;
 }
 
+void mz_step_watch_events(mz_step *s, mz_step_happened happened, void *self) {
+    s->happened = happened;
+    s->happened_self = self;
+}
+
 void mz_step_free(mz_step **step) {
     mz_step *s = *step;
     if (!s)

@@ -163,6 +163,12 @@ typedef struct mz_step_charge {
  * have been calibrated for, and for tests that hold a replay's kernels against it. */
 typedef void (*mz_step_charged)(void *self, const mz_step_charge *charge);
 void mz_step_watch(mz_step *step, mz_step_charged charged, void *self);
+/* What scope layers does between them, in finish: time of products, told before, is charged to a
+ * rank; an exchange between devices; all devices are in one place, as after such an exchange, or
+ * where a replay's processes meet off its clock. For tests that hold these against it. */
+typedef enum mz_step_event { MZ_STEP_PRODUCTS, MZ_STEP_EXCHANGE, MZ_STEP_MEET } mz_step_event;
+typedef void (*mz_step_happened)(void *self, mz_step_event event, mz_phase phase, int32_t layer);
+void mz_step_watch_events(mz_step *step, mz_step_happened happened, void *self);
 
 /* The outcome's pointers live until the next begin or free. */
 mz_code mz_step_finish(mz_step *step, mz_step_outcome *outcome, mz_err *err);

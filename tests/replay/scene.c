@@ -73,7 +73,9 @@ static void plan_layer(scene *s, int32_t l) {
     rig_prepare(r, o->ranks, o->experts, o->domain_size);
     r->env.hidden = o->hidden;
     r->env.intermediate = o->intermediate;
-    r->env.weight_bytes = 6 * o->hidden * o->intermediate;
+    r->env.expert_parameters = 3 * o->hidden * o->intermediate;
+    r->env.weight_bytes = 2 * r->env.expert_parameters;
+    r->env.expert_state_bytes = 12 * r->env.expert_parameters; /* of AdamW with master weights */
     r->env.token_bytes = 2 * o->hidden;
     if (rig_start(r, o->policy) != MZ_OK)
         fail_msg("%s: %s", o->policy, r->err.msg);

@@ -1,11 +1,17 @@
-/* One step twice: run by the engine on kernels whose table of operations counts, and charged by
+/* Steps twice: run by the engine on kernels whose table of operations counts, and charged by
  * the simulator's scope layers. Every kernel that runs in a phase is charged there with the same
  * sizes, and nothing else is. Every rank's memory is the simulator's, too. Not held against each
  * other, as small as the index arrays that they move: copies between host and device (counts,
- * lists, positions of a sum, rows' norms). */
+ * lists, positions of a sum, rows' norms).
+ *
+ * Where processes meet is the same, too: between two charges both have a meeting, or neither. For
+ * that ranks are spread over processes of which this one is all: its transport has no others to
+ * wait for, so it copies, and notes where it would have waited. The simulator tells products
+ * before its step runs: of these it is known only between which meetings there are any. */
 #include "kernels/backend.h"
 #include "replay/inside.h"
 #include "replay/layer.h"
+#include "replay/transport_kind.h"
 #include "sim/cost/work.h"
 #include "tests/harness.h"
 #include "tests/replay/scene.h"
@@ -13,17 +19,50 @@
 
 #include <stdlib.h>
 
+typedef struct ledger_entry {
+    mz_step_charge charge;
+    int64_t met; /* meetings before it, as long as there is something between them */
+} ledger_entry;
+
 typedef struct ledger {
-    mz_step_charge *entry;
+    ledger_entry *entry;
     size_t count, cap;
+    int64_t met;
+    bool apart; /* something was charged since the last meeting */
 } ledger;
 
+static bool is_product(mz_work work) {
+    return work == MZ_WORK_UP || work == MZ_WORK_FORWARD || work == MZ_WORK_DGRAD ||
+           work == MZ_WORK_WGRAD;
+}
+
 static void add(ledger *l, mz_step_charge c) {
+    const bool product = is_product(c.work);
     if (c.cols <= 0 || (c.rows <= 0 && c.work != MZ_WORK_WGRAD && c.work != MZ_WORK_COMBINE))
         return;
     assert_true(mz_grow((void **)&l->entry, &l->cap, l->count + 1, sizeof *l->entry));
-    l->entry[l->count++] = c;
+    l->entry[l->count++] = (ledger_entry){c, product ? 0 : l->met};
+    l->apart = l->apart || !product;
 }
+
+static void meet(ledger *l) {
+    l->met += l->apart;
+    l->apart = false;
+}
+
+/* That something passes between processes; of how much the two do not agree to the byte. */
+static void add_exchange(ledger *l, mz_phase phase, int32_t layer) {
+    add(l, (mz_step_charge){phase, layer, 0, MZ_WORK_EXCHANGE, 1, 1, 0});
+}
+
+/* What a step is run with. */
+typedef struct ledger_job {
+    const char *policy, *optimizer;
+    uint64_t seed;
+    int32_t processes, steps, micro_batches;
+    bool watched, recompute;
+    bool (*counts)(mz_phase phase); /* which phases follow from the plan alone */
+} ledger_job;
 
 /* ---- what the engine runs ----------------------------------------------------------------------
  */
@@ -41,6 +80,10 @@ typedef struct counting {
     double untimed_s;
     ledger pending; /* what runs now: of which phase is said when it is done */
     ledger all;
+    int32_t each;  /* ranks of a process */
+    bool backward; /* of some call */
+    mz_phase phase;
+    int32_t layer; /* of what was said last */
     holdings held;
 } counting;
 
@@ -171,22 +214,47 @@ static mz_kstatus update_step(mz_kernels *k, mz_kstream stream, const mz_update 
     return of(k)->real->update_step(k, stream, a, work);
 }
 
+/* Its copies come before it, as nobody waits for them. */
 static void exchanged(counting *c, mz_phase phase, int32_t layer) {
     const engine_lanes *l = &c->engine->lanes;
     const bool packed = phase == MZ_PHASE_DISPATCH || phase == MZ_PHASE_BACKWARD_DISPATCH;
-    for (int64_t i = 0; i < l->count; i++)
-        add(&c->all,
-            (mz_step_charge){phase, layer, l->lane[i].to, packed ? MZ_WORK_SEND : MZ_WORK_COPY, 1,
-                             (int64_t)l->lane[i].bytes, 0});
+    bool between = false;
+    for (int64_t i = 0; i < l->count; i++) {
+        const mz_lane *lane = &l->lane[i];
+        const bool within = lane->from / c->each == lane->to / c->each;
+        between = between || !within;
+        if (within)
+            add(&c->all,
+                (mz_step_charge){phase, layer, lane->to, packed ? MZ_WORK_SEND : MZ_WORK_COPY, 1,
+                                 (int64_t)lane->bytes, 0});
+    }
+    if (between) {
+        add_exchange(&c->all, phase, layer);
+        meet(&c->all);
+    }
 }
 
-/* Conversions of master weights belong to the update's kind of work. */
+/* 0 bytes: a barrier. Others are the phase's that was said before. */
+static mz_code gathered(mz_transport *t, const void *mine, size_t bytes, void *all, mz_err *err) {
+    counting *c = t->self;
+    if (bytes > 0) {
+        memcpy(all, mine, bytes);
+        add_exchange(&c->all, c->phase, c->layer);
+    }
+    meet(&c->all);
+    return MZ_OK;
+}
+
+/* Conversions of master weights belong to the update's kind of work. Products that recomputation
+ * repeats are told once. */
 static mz_code done(void *self, int32_t rank, mz_phase phase, int32_t layer, mz_err *err) {
     counting *c = self;
     leave_untimed(c);
     exchanged(c, phase, layer);
+    c->phase = phase;
+    c->layer = layer;
     for (size_t i = 0; c->engine->lanes.count == 0 && i < c->pending.count; i++) {
-        mz_step_charge e = c->pending.entry[i];
+        mz_step_charge e = c->pending.entry[i].charge;
         e.phase = phase;
         e.layer = layer;
         e.rank = rank;
@@ -200,7 +268,9 @@ static mz_code done(void *self, int32_t rank, mz_phase phase, int32_t layer, mz_
             if (e.work == MZ_WORK_PACK || e.work == MZ_WORK_PACK_SCALED)
                 e.more = c->engine->rank[rank - c->engine->first].tokens;
         }
-        if (phase != MZ_PHASE_OPTIMIZER || e.work != MZ_WORK_CONVERT)
+        const bool again = is_product(e.work) && phase == MZ_PHASE_EXPERTS && c->backward;
+        c->all.apart = c->all.apart || (is_product(e.work) && e.rows > 0);
+        if (!again && (phase != MZ_PHASE_OPTIMIZER || e.work != MZ_WORK_CONVERT))
             add(&c->all, e);
     }
     c->pending.count = 0;
@@ -228,24 +298,57 @@ static void count_on(counting *c, mz_kernels *k) {
     k->ops = &c->ops;
 }
 
-static void run_engine(scene *s, counting *c) {
-    machine m;
-    machine_open(&m, s, 1);
-    count_on(c, m.kernels);
-    machine_engine(&m, s);
-    c->engine = m.engine;
+static mz_code look(void *self, const mz_engine_seen *seen, mz_err *err) {
+    return MZ_OK;
+}
+
+static const mz_transport_kind noting = {.memory = MZ_TRANSPORT_ANY, .gather = gathered};
+
+static void open_engine(const ledger_job *j, const scene *s, machine *m, counting *c) {
+    machine_open(m, s, 1);
+    count_on(c, m->kernels);
+    c->each = s->o.ranks / j->processes;
+    if (j->processes > 1) {
+        m->transport->processes = j->processes;
+        m->transport->kind = &noting;
+        m->transport->self = c;
+    }
+    machine_engine(m, s);
+    c->engine = m->engine;
     c->update = mz_work_update(s->optimizer.rule);
-    mz_engine_set_notice(m.engine, done, c);
-    assert_ok(scene_run(s, m.engine, &m.err), &m.err);
-    assert_ok(mz_engine_update(m.engine, &m.err), &m.err);
+    mz_engine_set_notice(m->engine, done, c);
+    if (j->watched)
+        mz_engine_set_watch(m->engine, look, NULL);
+}
+
+static void run_engine(const ledger_job *j, scene *s, int32_t step, machine *m, counting *c) {
+    mz_engine *e = m->engine;
+    mz_code code = mz_engine_begin_step(e, step, &m->err);
+    for (int32_t b = 0; b < j->micro_batches; b++) {
+        for (int32_t l = 0; l < SCENE_LAYERS; l++)
+            s->at[l].call.micro_batch = b;
+        c->backward = false;
+        for (int32_t l = 0; code == MZ_OK && l < SCENE_LAYERS; l++)
+            code = mz_engine_forward(e, &s->at[l].call, s->at[l].plan, &m->err);
+        c->backward = true;
+        for (int32_t l = SCENE_LAYERS - 1; code == MZ_OK && l >= 0; l--)
+            code = mz_engine_backward(e, &s->at[l].call, s->at[l].plan, b + 1 == j->micro_batches,
+                                      &m->err);
+    }
+    if (code == MZ_OK)
+        code = mz_engine_update(e, &m->err);
+    assert_ok(code, &m->err);
     for (int32_t r = 0; r < s->o.ranks; r++) {
-        const mz_heap_rank *held = mz_heap_of(m.heap, r);
+        const mz_heap_rank *held = mz_heap_of(m->heap, r);
         c->held.peak[r] = held->peak;
         memcpy(c->held.most[r], held->most, sizeof held->most);
     }
+}
+
+static void close_engine(machine *m, counting *c) {
     c->engine = NULL;
-    m.kernels->ops = c->real;
-    machine_close(&m);
+    m->kernels->ops = c->real;
+    machine_close(m);
     free(c->pending.entry);
 }
 
@@ -259,7 +362,16 @@ static void charged(void *self, const mz_step_charge *c) {
     add(self, e);
 }
 
-static void make_model(tiny *t, const scene *s) {
+static void happened(void *self, mz_step_event event, mz_phase phase, int32_t layer) {
+    ledger *l = self;
+    l->apart = l->apart || event == MZ_STEP_PRODUCTS;
+    if (event == MZ_STEP_EXCHANGE)
+        add_exchange(l, phase, layer);
+    else if (event == MZ_STEP_MEET)
+        meet(l);
+}
+
+static void make_model(const ledger_job *j, tiny *t, const scene *s) {
     const scene_options *o = &s->o;
     mz_model *m = &t->model;
     tiny_make(t, o->ranks, o->ranks, "mm");
@@ -278,102 +390,124 @@ static void make_model(tiny *t, const scene *s) {
                                                   .tier = MZ_TIER_EXPERT,
                                                   .bytes_per_value = 2,
                                                   .trainable = true};
-    t->cluster.gpus = 1;
-    t->cluster.ranks_per_device = o->ranks;
-    memset(t->device, 0, sizeof t->device);
+    t->cluster.gpus = j->processes;
+    t->cluster.ranks_per_device = o->ranks / j->processes;
+    for (int32_t r = 0; r < o->ranks; r++)
+        t->device[r] = r / t->cluster.ranks_per_device;
     t->options.scope = MZ_SCOPE_LAYERS;
     t->options.optimizer = &s->optimizer;
+    t->options.recompute = j->recompute ? MZ_RECOMPUTE_FULL : MZ_RECOMPUTE_NONE;
     t->options.effects = (mz_step_effects){.other_work = true, .recompute_exchange = true};
 }
 
-static void run_model(scene *s, ledger *l, holdings *h) {
-    tiny t;
+static mz_step *open_model(const ledger_job *j, const scene *s, tiny *t, ledger *l) {
     mz_step *step;
-    mz_step_outcome o;
     mz_err err;
-    int64_t tokens[TINY_RANKS];
     mz_policy_traits traits = *s->job.traits;
     traits.route_plans = false; /* what planning takes is not looked at */
-    make_model(&t, s);
-    for (int32_t r = 0; r < s->o.ranks; r++)
-        tokens[r] = s->token_begin[r + 1] - s->token_begin[r];
-    const mz_step_head head = {3, 1, SCENE_LAYERS, tokens};
-    assert_ok(mz_step_create(&t.model, &t.cluster, &t.options, "static", &traits, &step, &err),
+    make_model(j, t, s);
+    assert_ok(mz_step_create(&t->model, &t->cluster, &t->options, "static", &traits, &step, &err),
               &err);
     mz_step_watch(step, charged, l);
+    mz_step_watch_events(step, happened, l);
+    return step;
+}
+
+static void run_model(const ledger_job *j, const scene *s, mz_step *step, holdings *h) {
+    mz_step_outcome o;
+    mz_err err;
+    int64_t tokens[2 * TINY_RANKS];
+    for (int32_t i = 0; i < j->micro_batches * s->o.ranks; i++) {
+        const int32_t r = i % s->o.ranks;
+        tokens[i] = s->token_begin[r + 1] - s->token_begin[r];
+    }
+    const mz_step_head head = {3, j->micro_batches, SCENE_LAYERS, tokens};
     assert_ok(mz_step_begin(step, &head, &err), &err);
-    for (int32_t i = 0; i < SCENE_LAYERS; i++)
-        assert_ok(
-            mz_step_add_call(step, 0, 0, i, s->load[i], &s->at[i].call.pairs, s->at[i].plan, &err),
-            &err);
+    for (int32_t i = 0; i < j->micro_batches * SCENE_LAYERS; i++) {
+        const int32_t l = i % SCENE_LAYERS;
+        assert_ok(mz_step_add_call(step, 0, i / SCENE_LAYERS, l, s->load[l], &s->at[l].call.pairs,
+                                   s->at[l].plan, &err),
+                  &err);
+    }
     assert_ok(mz_step_finish(step, &o, &err), &err);
     for (int32_t r = 0; r < s->o.ranks; r++) {
         h->peak[r] = o.rank_peak_bytes[r];
         memcpy(h->most[r], o.rank_memory_bytes + (int64_t)r * MZ_MEM_CATEGORIES, sizeof h->most[r]);
     }
-    mz_step_free(&step);
-    tiny_free(&t);
 }
 
 /* ---- entry by entry ----------------------------------------------------------------------------
  */
 
 static int by_sizes(const void *a, const void *b) {
-    const mz_step_charge *x = a, *y = b;
-    const int64_t of_x[] = {x->phase, x->layer, x->rank, x->work, x->rows, x->cols, x->more};
-    const int64_t of_y[] = {y->phase, y->layer, y->rank, y->work, y->rows, y->cols, y->more};
-    for (int i = 0; i < 7; i++)
+    const int64_t met_x = ((const ledger_entry *)a)->met, met_y = ((const ledger_entry *)b)->met;
+    const mz_step_charge *x = &((const ledger_entry *)a)->charge;
+    const mz_step_charge *y = &((const ledger_entry *)b)->charge;
+    const int64_t of_x[] = {met_x, x->phase, x->layer, x->rank, x->work, x->rows, x->cols, x->more};
+    const int64_t of_y[] = {met_y, y->phase, y->layer, y->rank, y->work, y->rows, y->cols, y->more};
+    for (int i = 0; i < COUNT_OF(of_x); i++)
         if (of_x[i] != of_y[i])
             return of_x[i] < of_y[i] ? -1 : 1;
     return 0;
 }
 
-static bool same_place(const mz_step_charge *a, const mz_step_charge *b) {
-    return a->work == b->work && a->phase == b->phase && a->layer == b->layer && a->rank == b->rank;
+static bool same_place(const ledger_entry *x, const ledger_entry *y) {
+    const mz_step_charge *a = &x->charge, *b = &y->charge;
+    return x->met == y->met && a->work == b->work && a->phase == b->phase && a->layer == b->layer &&
+           a->rank == b->rank;
 }
 
 /* Sorts, and adds up the copies of each rank and phase, messages and bytes; and what a rank's
- * norms and updates read, which the engine does for slots side by side in one. */
-static void settle(ledger *l) {
+ * norms and updates read, which the engine does for slots side by side in one. What a change of
+ * placement copies is not looked at but for its place: plans may state more bytes than there are to
+ * store, and the engine has them in as many pieces as there is state. */
+static void settle(const ledger_job *j, ledger *l) {
     size_t n = 0;
+    for (size_t i = 0; j->steps > 1 && i < l->count; i++)
+        if (l->entry[i].charge.phase == MZ_PHASE_WEIGHT_MOVE)
+            l->entry[i].charge.rows = l->entry[i].charge.cols = 0;
     qsort(l->entry, l->count, sizeof *l->entry, by_sizes);
     for (size_t i = 0; i < l->count; i++) {
-        mz_step_charge *last = n > 0 ? &l->entry[n - 1] : NULL, e = l->entry[i];
-        if (e.phase == MZ_PHASE_OPTIMIZER) {
-            e.cols *= e.rows;
-            e.rows = 1;
+        ledger_entry *last = n > 0 ? &l->entry[n - 1] : NULL, entry = l->entry[i];
+        mz_step_charge *e = &entry.charge;
+        if (e->phase == MZ_PHASE_OPTIMIZER) {
+            e->cols *= e->rows;
+            e->rows = 1;
         }
-        if (last && same_place(last, &e) &&
-            (e.work == MZ_WORK_COPY || e.work == MZ_WORK_SEND || e.phase == MZ_PHASE_OPTIMIZER)) {
-            last->rows += e.phase == MZ_PHASE_OPTIMIZER ? 0 : e.rows;
-            last->cols += e.cols;
+        if (last && same_place(last, &entry) &&
+            (e->work == MZ_WORK_COPY || e->work == MZ_WORK_SEND ||
+             e->phase == MZ_PHASE_OPTIMIZER)) {
+            last->charge.rows += e->phase == MZ_PHASE_OPTIMIZER ? 0 : e->rows;
+            last->charge.cols += e->cols;
         } else {
-            l->entry[n++] = e;
+            l->entry[n++] = entry;
         }
     }
     l->count = n;
 }
 
-static void complain(const char *policy, const char *what, const mz_step_charge *e) {
-    print_message("%s: %s: %s of layer %d, rank %d: %s %lld x %lld, %lld\n", policy, what,
+static void complain(const ledger_job *j, const char *what, const ledger_entry *entry) {
+    const mz_step_charge *e = &entry->charge;
+    print_message("%s, %d processes%s%s: %s: after meeting %lld, %s of layer %d, rank %d: %s %lld "
+                  "x %lld, %lld\n",
+                  j->policy, j->processes, j->watched ? ", watched" : "",
+                  j->recompute ? ", recomputed" : "", what, (long long)entry->met,
                   mz_phase_name(e->phase), e->layer, e->rank, mz_work_name(e->work),
                   (long long)e->rows, (long long)e->cols, (long long)e->more);
 }
 
-static int differences(const char *policy, const ledger *ran_by, const ledger *charged_by,
-                       bool (*counts)(mz_phase phase)) {
+static int differences(const ledger_job *j, const ledger *ran_by, const ledger *charged_by) {
     size_t i = 0, k = 0;
     int wrong = 0;
     while (i < ran_by->count || k < charged_by->count) {
-        const mz_step_charge *a = i < ran_by->count ? &ran_by->entry[i] : NULL;
-        const mz_step_charge *b = k < charged_by->count ? &charged_by->entry[k] : NULL;
+        const ledger_entry *a = i < ran_by->count ? &ran_by->entry[i] : NULL;
+        const ledger_entry *b = k < charged_by->count ? &charged_by->entry[k] : NULL;
         const int order = !a ? 1 : !b ? -1 : by_sizes(a, b);
         i += order <= 0;
         k += order >= 0;
-        if (order == 0 || !counts((order < 0 ? a : b)->phase))
+        if (order == 0 || !j->counts((order < 0 ? a : b)->charge.phase))
             continue;
-        complain(policy, order < 0 ? "runs, not charged" : "charged, does not run",
-                 order < 0 ? a : b);
+        complain(j, order < 0 ? "runs, not charged" : "charged, does not run", order < 0 ? a : b);
         wrong++;
     }
     return wrong;
@@ -393,7 +527,7 @@ static bool certain_phase(mz_phase phase) {
 static int64_t entries_of(const ledger *l, mz_phase phase) {
     int64_t n = 0;
     for (size_t i = 0; i < l->count; i++)
-        n += l->entry[i].phase == phase;
+        n += l->entry[i].charge.phase == phase;
     return n;
 }
 
@@ -417,37 +551,71 @@ static int unlike_memory(const scene *s, const holdings *ran, const holdings *sa
     return wrong;
 }
 
-static void compare(const char *policy, const char *optimizer, uint64_t seed,
-                    bool (*counts)(mz_phase phase)) {
-    const scene_options o = scene_usual(policy, MZ_BF16);
+/* Another step: what was seen so far is not what the placement was made for. */
+static void plan_again(scene *s, int32_t step) {
+    for (int32_t l = 0; l < SCENE_LAYERS; l++) {
+        rig *r = &s->policy[l];
+        mz_load *history =
+            load_random(LOAD_ZIPF, s->o.ranks, s->o.experts, s->job.seed + (uint64_t)step);
+        r->step = step;
+        rig_call(r, s->load[l], history, NULL, &s->at[l].call.pairs);
+        load_free(history);
+    }
+}
+
+static void compare(const ledger_job *j) {
+    scene_options o = scene_usual(j->policy, MZ_BF16);
     scene s;
+    tiny t;
+    machine m;
     mz_err err;
     counting engine;
     ledger model = {0};
     holdings said;
-    scene_open(&s, &o, seed);
-    assert_ok(mz_optimizer_parse(optimizer, &s.optimizer, &err), &err);
-    run_engine(&s, &engine);
-    run_model(&s, &model, &said);
-    settle(&engine.all);
-    settle(&model);
+    int wrong = 0;
+    o.recompute = j->recompute;
+    scene_open(&s, &o, j->seed);
+    assert_ok(mz_optimizer_parse(j->optimizer, &s.optimizer, &err), &err);
+    open_engine(j, &s, &m, &engine);
+    mz_step *step = open_model(j, &s, &t, &model);
+    for (int32_t i = 0; i < j->steps; i++) {
+        if (i > 0)
+            plan_again(&s, i);
+        run_engine(j, &s, i, &m, &engine);
+        run_model(j, &s, step, &said);
+        if (j->counts == every_phase)
+            wrong += unlike_memory(&s, &engine.held, &said);
+    }
+    close_engine(&m, &engine);
+    mz_step_free(&step);
+    tiny_free(&t);
+    settle(j, &engine.all);
+    settle(j, &model);
     assert_true(engine.all.count > 100);
+    assert_true(j->processes == 1 || engine.all.met > 10);
     if (s.policy[0].traits.slots > s.o.experts / s.o.ranks)
         assert_true(entries_of(&engine.all, MZ_PHASE_REPLICA_REDUCE) > 0);
-    int wrong = differences(policy, &engine.all, &model, counts);
-    if (counts == every_phase)
-        wrong += unlike_memory(&s, &engine.held, &said);
+    if (j->steps > 1)
+        assert_true(entries_of(&engine.all, MZ_PHASE_WEIGHT_MOVE) > 0);
+    wrong += differences(j, &engine.all, &model);
     free(engine.all.entry);
     free(model.entry);
     scene_close(&s);
     assert_int_equal(wrong, 0);
 }
 
+static void with_processes(ledger_job j) {
+    for (j.seed = 1; j.seed <= 3; j.seed++)
+        for (j.processes = 1; j.processes <= 4; j.processes *= 2)
+            compare(&j);
+}
+
 static void both_optimizers(const char *policy, bool (*counts)(mz_phase phase)) {
-    for (uint64_t seed = 1; seed <= 3; seed++) {
-        compare(policy, "adamw", seed, counts);
-        compare(policy, "skewadam", seed, counts);
-    }
+    ledger_job j = {.policy = policy, .steps = 1, .micro_batches = 1, .counts = counts};
+    j.optimizer = "adamw";
+    with_processes(j);
+    j.optimizer = "skewadam";
+    with_processes(j);
 }
 
 static void fixed_mains(void **state) {
@@ -468,8 +636,9 @@ static void replicas_of_a_call(void **state) {
 }
 
 static void a_cut_optimizer(void **state) {
-    for (uint64_t seed = 1; seed <= 3; seed++)
-        compare("symi[cf=0.9]", "adamw", seed, every_phase);
+    ledger_job j = {.policy = "symi[cf=0.9]", .optimizer = "adamw", .counts = every_phase};
+    j.steps = j.micro_batches = 1;
+    with_processes(j);
 }
 
 /* Not those whose rings name hosts by rank: the engine's begin at the first instance, so another
@@ -485,11 +654,40 @@ static void quotas(void **state) {
     both_optimizers("lrmoe[keep=0.5]", certain_phase);
 }
 
+/* Neither checks nor recomputation, nor how often a layer runs, change where processes meet. */
+static void ways_to_run(void **state) {
+    static const char *const policy[] = {"static", "ultraep", "symi[cf=0.9]",
+                                         "lrmoe[keep=0.5,placement=static]",
+                                         "lrmoe[keep=0.5,activations=resend]"};
+    for (int i = 0; i < COUNT_OF(policy); i++)
+        for (int way = 1; way < 8; way++)
+            with_processes((ledger_job){.policy = policy[i],
+                                        .optimizer = "adamw",
+                                        .steps = 1,
+                                        .micro_batches = way & 4 ? 2 : 1,
+                                        .recompute = way & 2,
+                                        .watched = way & 1,
+                                        .counts = every_phase});
+}
+
+/* Experts come to ranks that did not have them, with state that the policy states or not. */
+static void placements_that_change(void **state) {
+    static const char *const policy[] = {"eplb[interval=1]", "lplb[interval=1]", "symi[cf=0.9]"};
+    for (int i = 0; i < COUNT_OF(policy); i++)
+        for (int32_t batches = 1; batches <= 2; batches++)
+            with_processes((ledger_job){.policy = policy[i],
+                                        .optimizer = "adamw",
+                                        .steps = 3,
+                                        .micro_batches = batches,
+                                        .counts = every_phase});
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(fixed_mains),          cmocka_unit_test(padded_buffers),
         cmocka_unit_test(replicas_of_a_call),   cmocka_unit_test(a_cut_optimizer),
         cmocka_unit_test(placements_that_last), cmocka_unit_test(quotas),
+        cmocka_unit_test(ways_to_run),          cmocka_unit_test(placements_that_change),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -197,8 +197,9 @@ static void two_uneven_devices(void **state) {
     tiny_free(&t);
 }
 
-/* Processes meet off the clock where a layer's data is made: what one was ahead then, it need not
- * wait for at the next exchange. The update is after the last one: the step ends with the slow one.
+/* Processes meet off the clock where a layer's data is made and where its results are looked at:
+ * what one was ahead then, it need not wait for at the next exchange. The update is after the last
+ * one: the step ends with the slow one.
  */
 static void off_the_clock(void **state) {
     tiny t;
@@ -215,9 +216,10 @@ static void off_the_clock(void **state) {
     }
     const double plain = o.time_s;
     double ahead = 0; /* of rank 1, of its part of the layers: what it met off the clock with */
-    for (int l = 0; l < 2; l++)
+    for (int l = 0; l < 2; l++) {
         ahead += of(&o, l, 0, MZ_PHASE_UNPACK) - of(&o, l, 1, MZ_PHASE_UNPACK);
-    ahead += of(&o, 1, 0, MZ_PHASE_BACKWARD_OTHER) - of(&o, 1, 1, MZ_PHASE_BACKWARD_OTHER);
+        ahead += of(&o, l, 0, MZ_PHASE_BACKWARD_OTHER) - of(&o, l, 1, MZ_PHASE_BACKWARD_OTHER);
+    }
     double sum[2] = {0};
     for (int r = 0; r < 2; r++)
         for (int i = 0; i < 3 * MZ_PHASES; i++)
