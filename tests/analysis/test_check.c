@@ -441,6 +441,28 @@ static void records_without_probe(void **state) {
     }
 }
 
+/* Every record of the measurement, and its probes, as long as a machine of these speeds takes. */
+static void run_at(mz_result_file *q, const double speed[MZ_SPEEDS], bool old, bool muon) {
+    const double product = speed[MZ_SPEED_PRODUCT];
+    const double rows = old ? product : speed[MZ_SPEED_CACHE];
+    const double update = old || muon ? product : speed[MZ_SPEED_MEMORY];
+    for (int i = 0; i < q->runs; i++)
+        for (int64_t k = 0; k < q->run[i].steps; k++) {
+            for (int s = 0; s < (old ? 1 : MZ_SPEEDS); s++)
+                q->run[i].probe_s[s][k] = 1e-3 * (s + 1) / speed[s];
+            double *cell = q->run[i].detail_s + k * CELLS, sum = 0;
+            for (int c = 0; c < LAYERS * RANKS; c++, cell += MZ_PHASES) {
+                cell[MZ_PHASE_PLANNER] /= product;
+                cell[MZ_PHASE_EXPERTS] /= product;
+                cell[MZ_PHASE_DISPATCH] /= rows;
+                cell[MZ_PHASE_OPTIMIZER] /= update;
+                sum += cell[MZ_PHASE_PLANNER] / RANKS + cell[MZ_PHASE_EXPERTS] +
+                       cell[MZ_PHASE_DISPATCH] + cell[MZ_PHASE_OPTIMIZER];
+            }
+            q->run[i].step_s[k] = sum;
+        }
+}
+
 /* Arithmetic at 0.9 of its speed, memory at 0.8, caches at 1.25: experts, the optimizer and rows
  * that are measured as long as that makes them are without error at the speed, each by its own, and
  * so is a step of nothing but them. Muon's update is products; records of before have one probe,
@@ -460,21 +482,7 @@ static void speeds_apart(void **state) {
                             json_string(optimizers[muon]));
         for (int k = 0; k < (old ? 1 : MZ_SPEEDS); k++)
             probe(&p, (mz_speed)k, mz_speed_mean_key((mz_speed)k), 1e-3 * (k + 1), &q);
-        for (int i = 0; i < q.runs; i++)
-            for (int64_t k = 0; k < q.run[i].steps; k++) {
-                for (int s = 0; s < (old ? 1 : MZ_SPEEDS); s++)
-                    q.run[i].probe_s[s][k] = 1e-3 * (s + 1) / speed[s];
-                double *cell = q.run[i].detail_s + k * CELLS, sum = 0;
-                for (int c = 0; c < LAYERS * RANKS; c++, cell += MZ_PHASES) {
-                    cell[MZ_PHASE_PLANNER] /= 0.9;
-                    cell[MZ_PHASE_EXPERTS] /= 0.9;
-                    cell[MZ_PHASE_DISPATCH] /= old ? 0.9 : 1.25;
-                    cell[MZ_PHASE_OPTIMIZER] /= muon || old ? 0.9 : 0.8;
-                    sum += cell[MZ_PHASE_PLANNER] / RANKS + cell[MZ_PHASE_EXPERTS] +
-                           cell[MZ_PHASE_DISPATCH] + cell[MZ_PHASE_OPTIMIZER];
-                }
-                q.run[i].step_s[k] = sum;
-            }
+        run_at(&q, speed, old, muon);
         name(&q, p.digest);
         assert_ok(check_files(&p, &q, &r, &err), &err);
         for (int k = 0; k < MZ_SPEEDS; k++) {
