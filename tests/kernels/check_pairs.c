@@ -343,30 +343,10 @@ static chosen sort_and_take(rig *r, const float *score, const int64_t *order, co
     return c;
 }
 
-static void selecting(rig *r, int64_t pairs, int32_t experts, ties t, int shape) {
-    float *score = rig_host(r, 4 * (size_t)pairs);
-    int64_t *order = rig_host(r, 8 * (size_t)pairs),
-            *begin = rig_host(r, 8 * (size_t)(experts + 1));
-    int64_t *quota = rig_host(r, 8 * (size_t)experts);
-    for (int64_t i = 0; i < pairs; i++) {
-        const int64_t j = rig_below(r, i + 1);
-        score[i] = make_score(r, t);
-        order[i] = order[j];
-        order[j] = i;
-    }
-    for (int32_t e = 0; e < experts; e++) /* shape 1: one expert has everything */
-        begin[e + 1] = shape == 1 ? (e >= experts / 2 ? pairs : 0) : pairs * (e + 1) / experts;
-    const int64_t listed = rig_below(r, 4) == 0 ? begin[experts] * 3 / 4 : begin[experts];
-    for (int32_t e = 0; e <= experts; e++) /* some pairs may be listed nowhere */
-        begin[e] = begin[e] < listed ? begin[e] : listed;
-    for (int32_t e = 0; e < experts; e++) {
-        const int64_t n = begin[e + 1] - begin[e], how = rig_below(r, 6);
-        quota[e] = how == 0   ? 0
-                   : how == 1 ? n
-                   : how == 2 ? n + 5
-                   : how == 3 ? 1
-                              : rig_below(r, n + 1);
-    }
+/* Whatever selection writes, against the full sort. */
+static void compare_selection(rig *r, const float *score, const int64_t *order,
+                              const int64_t *begin, const int64_t *quota, int64_t pairs,
+                              int32_t experts) {
     const chosen want = sort_and_take(r, score, order, begin, quota, pairs, experts);
     const mz_selection args = {.score = rig_in(r, score, 4 * (size_t)pairs),
                                .order = put64(r, order, pairs),
@@ -395,16 +375,75 @@ static void selecting(rig *r, int64_t pairs, int32_t experts, ties t, int shape)
     RIG_TRUE(r, sum == want.sum);
 }
 
+static void selecting(rig *r, int64_t pairs, int32_t experts, ties t, int shape) {
+    float *score = rig_host(r, 4 * (size_t)pairs);
+    int64_t *order = rig_host(r, 8 * (size_t)pairs),
+            *begin = rig_host(r, 8 * (size_t)(experts + 1));
+    int64_t *quota = rig_host(r, 8 * (size_t)experts);
+    for (int64_t i = 0; i < pairs; i++) {
+        const int64_t j = rig_below(r, i + 1);
+        score[i] = make_score(r, t);
+        order[i] = order[j];
+        order[j] = i;
+    }
+    for (int32_t e = 0; e < experts; e++) /* shape 1: one expert has everything */
+        begin[e + 1] = shape == 1 ? (e >= experts / 2 ? pairs : 0) : pairs * (e + 1) / experts;
+    const int64_t listed = rig_below(r, 4) == 0 ? begin[experts] * 3 / 4 : begin[experts];
+    for (int32_t e = 0; e <= experts; e++) /* some pairs may be listed nowhere */
+        begin[e] = begin[e] < listed ? begin[e] : listed;
+    for (int32_t e = 0; e < experts; e++) {
+        const int64_t n = begin[e + 1] - begin[e], how = rig_below(r, 6);
+        quota[e] = how == 0   ? 0
+                   : how == 1 ? n
+                   : how == 2 ? n + 5
+                   : how == 3 ? 1
+                              : rig_below(r, n + 1);
+    }
+    compare_selection(r, score, order, begin, quota, pairs, experts);
+}
+
 static void check_selection(rig *r) {
-    const int64_t pairs[] = {0, 1, 17, 256, 1000, 4099};
-    const int32_t experts[] = {1, 1, 3, 384, 16, 5};
+    /* Of the last, one expert has more than a CUDA block of the largest size has threads. */
+    const int64_t pairs[] = {0, 1, 17, 256, 1000, 5099};
+    const int32_t experts[] = {1, 1, 3, 384, 16, 3};
     for (int t = DISTINCT; t < TIES; t++)
-        for (int i = 0; i < (r->small ? 5 : 6); i++)
+        for (int i = 0; i < 6; i++)
             for (int shape = 0; shape < 2; shape++)
                 selecting(r, pairs[i], experts[i], t, shape), rig_clear(r);
     selecting(r, 0, 0, DISTINCT, 0);
     if (!r->small)
         selecting(r, 100000, 128, DISTINCT, 0);
+}
+
+/* Every pattern of three scores over up to six pairs with every quota, an expert for each; on an
+ * emulated device up to four pairs. */
+static void check_all_ties(rig *r) {
+    enum { MOST = 6 };
+    const int n_most = r->small ? 4 : MOST;
+    int64_t experts = 0, pairs = 0, patterns = 1;
+    for (int n = 1; n <= n_most; n++) {
+        patterns *= 3;
+        experts += patterns * (n + 1);
+        pairs += patterns * (n + 1) * n;
+    }
+    float *score = rig_host(r, 4 * (size_t)pairs);
+    int64_t *order = rig_host(r, 8 * (size_t)pairs), *quota = rig_host(r, 8 * (size_t)experts);
+    int64_t *begin = rig_host(r, 8 * (size_t)(experts + 1)), e = 0;
+    patterns = 1;
+    for (int n = 1; n <= n_most; n++) {
+        patterns *= 3;
+        for (int64_t i = 0; i < patterns * (n + 1); i++, e++) {
+            int64_t digits = i / (n + 1);
+            quota[e] = i % (n + 1);
+            begin[e + 1] = begin[e] + n;
+            for (int64_t at = begin[e]; at < begin[e + 1]; at++, digits /= 3) {
+                order[at] = pairs - 1 - at; /* ties go by position, not by number */
+                score[order[at]] = (float)(digits % 3);
+            }
+        }
+    }
+    RIG_TRUE(r, e == experts && begin[e] == pairs);
+    compare_selection(r, score, order, begin, quota, pairs, (int32_t)experts);
 }
 
 /* Either output alone. */
@@ -485,6 +524,7 @@ const check checks_of_pairs[] = {{"random bits", check_random_bits},
                                  {"grouping", check_grouping},
                                  {"prefix sums", check_prefix_sums},
                                  {"selection", check_selection},
+                                 {"all ties", check_all_ties},
                                  {"selection's outputs", check_selection_outputs},
                                  {"arrange", check_arrange},
                                  {NULL, NULL}};

@@ -116,6 +116,7 @@ static const setting settings[] = {
     {.kind = MZ_ROUTER_SOFTMAX, .tokens = 37, .experts = 16, .k = 4, .normalize = true},
     {.kind = MZ_ROUTER_SOFTMAX, .tokens = 300, .experts = 10, .k = 10},
     {.kind = MZ_ROUTER_SOFTMAX, .tokens = 20, .experts = 384, .k = 8, .normalize = true},
+    {.kind = MZ_ROUTER_SOFTMAX, .tokens = 33, .experts = 16, .k = 4},
     {.kind = MZ_ROUTER_SIGMOID,
      .tokens = 33,
      .experts = 16,
@@ -132,9 +133,19 @@ static const setting settings[] = {
      .normalize = true,
      .biased = true},
     {.kind = MZ_ROUTER_SIGMOID, .tokens = 9, .experts = 6, .k = 2, .n_group = 6, .topk_group = 2},
+    {.kind = MZ_ROUTER_SIGMOID,
+     .tokens = 9,
+     .experts = 384,
+     .k = 8,
+     .n_group = 48,
+     .topk_group = 5,
+     .normalize = true,
+     .biased = true},
     {.kind = MZ_ROUTER_AOE, .tokens = 29, .experts = 8, .k = 2},
     {.kind = MZ_ROUTER_AOE, .tokens = 29, .experts = 8, .k = 2, .softmax_all = true},
+    {.kind = MZ_ROUTER_AOE, .tokens = 11, .experts = 384, .k = 8},
     {.kind = MZ_ROUTER_RELU, .tokens = 41, .experts = 12, .k = 3},
+    {.kind = MZ_ROUTER_RELU, .tokens = 7, .experts = 384, .k = 8},
     {.kind = MZ_ROUTER_RELU, .tokens = 0, .experts = 12, .k = 3},
     {.kind = MZ_ROUTER_ROUTING_FREE, .tokens = 39, .experts = 12, .theta = 1, .biased = true},
     {.kind = MZ_ROUTER_ROUTING_FREE,
@@ -151,6 +162,21 @@ static const setting settings[] = {
      .gained = true,
      .proxy_paper = true},
     {.kind = MZ_ROUTER_ROUTING_FREE, .tokens = 12, .experts = 5, .theta = 50},
+    {.kind = MZ_ROUTER_ROUTING_FREE, .tokens = 13, .experts = 70, .theta = 0.7f, .biased = true},
+    {.kind = MZ_ROUTER_ROUTING_FREE,
+     .tokens = 14,
+     .experts = 300,
+     .theta = 1,
+     .biased = true,
+     .gained = true,
+     .shared = true},
+    {.kind = MZ_ROUTER_ROUTING_FREE,
+     .tokens = 600, /* three blocks of tokens */
+     .experts = 3,
+     .theta = 0.5f,
+     .biased = true,
+     .gained = true,
+     .shared = true},
 };
 enum { SETTINGS = sizeof settings / sizeof *settings };
 
@@ -212,16 +238,22 @@ static double objective(const routed *x) {
     return sum + (double)a->aux_factor * ref_balance(&want) + (double)a->z_factor * ref_z(&want);
 }
 
+/* Every value, or as many at random as are worth their time: each takes two sums over all pairs.
+ * Gradients with something before them are sums over tokens, and round with each. */
 static void compare_slopes(rig *r, const routed *x, const char *what, double *values, int64_t n,
                            const double *got, const double *before) {
-    for (int64_t i = 0; i<n; i += n> 100 ? n / 100 : 1) {
+    const int64_t pairs = x->args.tokens * x->args.experts;
+    const int64_t most = pairs < 4000 ? 100 : 400000 / pairs;
+    const double absolute = 4e-6 + (before ? 1e-7 * (double)x->args.tokens : 0);
+    for (int64_t j = 0; j < n && j < most; j++) {
+        const int64_t i = n <= most ? j : rig_below(r, n);
         const double was = values[i], step = 1e-5;
         values[i] = was + step;
         const double after = objective(x);
         values[i] = was - step;
         const double want = (after - objective(x)) / (2 * step) + (before ? before[i] : 0);
         values[i] = was;
-        rig_near(r, what, got + i, &want, 1, 2e-5, 4e-6);
+        rig_near(r, what, got + i, &want, 1, 2e-5, absolute);
     }
 }
 
@@ -261,11 +293,10 @@ static void gradients(rig *r, const setting *s, bool dropped) {
 }
 
 static void check_gradients(rig *r) {
-    for (int i = 0; i < SETTINGS; i++)
-        if (settings[i].tokens <= 100) { /* differences of every token's sum: quadratic */
-            gradients(r, &settings[i], false);
-            gradients(r, &settings[i], true);
-        }
+    for (int i = 0; i < SETTINGS; i++) {
+        gradients(r, &settings[i], false);
+        gradients(r, &settings[i], true);
+    }
 }
 
 /* Extreme logits: weights stay finite and add up to what they should. */
