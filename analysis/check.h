@@ -100,8 +100,8 @@ enum { CHECK_TARGETS_MOST = 16 };
 typedef struct check_result {
     const mz_result_file *predicted, *measured;
     const char *transport, *backend; /* of the measurement; "" not said */
-    bool same;                       /* both files say the same */
     bool fixed;                      /* the prediction was there before the replay */
+    bool old_digest;                 /* the measurement's is of a prediction's text alone */
     bool extrapolated;               /* it has sizes far from all that was calibrated */
     const char *outside;             /* which, in words; "" not said */
     int policies;

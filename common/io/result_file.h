@@ -34,7 +34,7 @@ typedef struct mz_result_file {
     json_t *root; /* the whole JSON object, owned */
     mz_run_file *run;
     int runs;
-    char digest[80]; /* mz_result_digest of root */
+    char digest[80]; /* mz_result_digest of it */
     mz_arena arena;
 } mz_result_file;
 
@@ -45,7 +45,18 @@ void mz_result_file_free(mz_result_file *file); /* zeroed or loaded */
 bool mz_result_has(const mz_result_file *file, const char *policy);
 
 /* What a result says, whatever file holds it: SHA-256 of the JSON object as mz_json_write puts it,
- * without any `detail`. "sha256:..." into text[80]. */
-mz_code mz_result_digest(const json_t *root, char text[80], mz_err *err);
+ * without any `detail`, and then of the detail of each run, in binary: of every array that is there
+ * its name with a zero byte, the number of its sizes, the sizes, the values; all numbers of eight
+ * bytes, the least significant first. In this order: step_time_s [steps], step_ordinal [steps],
+ * rank_busy_s [ranks], rank_memory_bytes [ranks][categories], and for every phase with any time
+ * in detail_s its own array of that name [steps][layers][ranks]. The prefix tells it from digests
+ * of before, which were of the text alone. Into text[80]. */
+#define MZ_RESULT_DIGEST "sha256/2:"
+mz_code mz_result_digest(const mz_result_file *file, char text[80], mz_err *err);
+
+/* Whether the detail that a run of routed layers has adds up to its summary: step times, phases,
+ * and that the memory of its peak is no more than the most of each category. MZ_EINPUT names the
+ * first that does not. */
+mz_code mz_result_adds_up(const mz_run_file *run, mz_err *err);
 
 #endif

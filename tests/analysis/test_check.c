@@ -95,7 +95,7 @@ static mz_result_file make(const made *m) {
         "latency", 0.0, "device", "bf16", 1e12, "gemm_efficiency", 1.0, "settings", "ranks", RANKS,
         "seed", 1, "transport", m->transport ? m->transport : "local", "runs", runs);
     assert_non_null(file.root);
-    assert_ok(mz_result_digest(file.root, file.digest, &err), &err);
+    assert_ok(mz_result_digest(&file, file.digest, &err), &err);
     return file;
 }
 
@@ -103,7 +103,7 @@ static mz_result_file make(const made *m) {
 static void name(mz_result_file *measured, const char *digest) {
     mz_err err;
     json_object_set_new(measured->root, "prediction_digest", json_string(digest));
-    assert_ok(mz_result_digest(measured->root, measured->digest, &err), &err);
+    assert_ok(mz_result_digest(measured, measured->digest, &err), &err);
 }
 
 /* A probe of the machine while it was calibrated, under its median's or its mean's key; room for
@@ -112,7 +112,7 @@ static void probe(mz_result_file *predicted, mz_speed speed, const char *key, do
                   mz_result_file *measured) {
     mz_err err;
     json_object_set_new(json_object_get(predicted->root, "cluster"), key, json_real(seconds));
-    assert_ok(mz_result_digest(predicted->root, predicted->digest, &err), &err);
+    assert_ok(mz_result_digest(predicted, predicted->digest, &err), &err);
     for (int i = 0; i < measured->runs; i++)
         measured->run[i].probe_s[speed] = MZ_NEW(&measured->arena, double, measured->run[i].steps);
 }
@@ -619,13 +619,56 @@ static void not_fixed_before(void **state) {
     mz_err err;
     mz_result_file p = make(&plain), q = make(&m);
     check_result r;
-    name(&q, "sha256:other");
+    name(&q, MZ_RESULT_DIGEST "other");
     assert_ok(check_files(&p, &q, &r, &err), &err);
     assert_missed(&r, missed, 1);
     assert_string_equal(r.target[9].found, "prediction was not fixed before the replay");
     check_free(&r);
     mz_result_file_free(&p);
     mz_result_file_free(&q);
+}
+
+/* A digest of the time when only a prediction's text was digested fixes none of its times. */
+static void digest_of_before(void **state) {
+    static const char *const missed[] = {"the prediction was fixed"};
+    const made m = measurement_of(&plain);
+    mz_err err;
+    mz_result_file p = make(&plain), q = make(&m);
+    check_result r;
+    name(&q, "sha256:e7090e67d5244b9fe2e2ef914afa3cbed19bd22a8579b89c7712344e098d03ae");
+    assert_ok(check_files(&p, &q, &r, &err), &err);
+    assert_missed(&r, missed, 1);
+    assert_string_equal(r.target[9].found,
+                        "digest of an older mizan, of the summary alone: predict and replay anew");
+    check_free(&r);
+    mz_result_file_free(&p);
+    mz_result_file_free(&q);
+}
+
+/* Whatever check reads of a prediction was fixed before, or the check fails. */
+static void rewritten_after(void **state) {
+    static const char *const missed[] = {"the prediction was fixed"};
+    const made m = measurement_of(&plain);
+    for (int i = 0; i < 3; i++) {
+        mz_err err;
+        mz_result_file p = make(&plain), q = make(&m);
+        check_result r;
+        name(&q, p.digest);
+        mz_run_file *run = &p.run[1];
+        if (i == 0)
+            run->step_s[0] *= 1.0001;
+        else if (i == 1)
+            run->detail_s[MZ_PHASE_EXPERTS] *= 1.0001;
+        else
+            run->rank_memory[MZ_MEM_TOKEN_BUFFERS]++;
+        assert_ok(mz_result_digest(&p, p.digest, &err), &err);
+        assert_ok(check_files(&p, &q, &r, &err), &err);
+        assert_false(r.fixed);
+        assert_missed(&r, missed, 1);
+        check_free(&r);
+        mz_result_file_free(&p);
+        mz_result_file_free(&q);
+    }
 }
 
 /* The simulator's mark of sizes that were not calibrated is told in every form, and which they are
@@ -641,7 +684,7 @@ static void sizes_not_calibrated(void **state) {
             json_object_get(p.root, "cluster"), "measured",
             named ? json_pack("{s:b, s:s}", "extrapolated", marked, "outside", "packs <&> sums")
                   : json_pack("{s:b}", "extrapolated", marked));
-        assert_ok(mz_result_digest(p.root, p.digest, &err), &err);
+        assert_ok(mz_result_digest(&p, p.digest, &err), &err);
         name(&q, p.digest);
         assert_ok(check_files(&p, &q, &r, &err), &err);
         assert_int_equal(r.extrapolated, marked);
@@ -715,7 +758,8 @@ static void other_files(void **state) {
     refuse(&p, &two, "policy c is in the prediction alone");
     refuse(&d, &q, "policy d is in the prediction alone");
     refuse(&q, &p, "first file is a measurement");
-    refuse(&p, &d, "second file is a prediction");
+    refuse(&p, &d, "second file is a prediction, nothing was measured in it");
+    refuse(&p, &p, "second file is a prediction, nothing was measured in it");
     refuse(&other, &q, "pass what mizan sim --scope layers wrote");
     q.run[0].ordinal[3] = 2;
     refuse(&p, &q, "step 2 of a was measured and not predicted");
@@ -771,14 +815,14 @@ static void tags(void **state) {
     done(&c);
 }
 
-/* A file against itself: no error, whatever it holds. */
-static void itself(void **state) {
+/* What was predicted is what was measured: no error, whatever it is. */
+static void all_as_predicted(void **state) {
     mz_err err;
     for (uint64_t seed = 0; seed < 60; seed++) {
         mz_rng rng = mz_rng_make(seed, 7);
         static const char *const names[MOST] = {"a", "b<&>", "c", "d", "e", "f"};
-        made m = {.kind = seed % 2 ? "measurement" : "prediction",
-                  .passes = 1 + (int64_t)mz_rng_below(&rng, 9),
+        made m = {.kind = "measurement",
+                  .passes = PASSES + (int64_t)mz_rng_below(&rng, 9),
                   .runs = 1 + (int)mz_rng_below(&rng, MOST)};
         for (int i = 0; i < m.runs; i++)
             m.run[i] = (made_run){.policy = names[i],
@@ -788,8 +832,12 @@ static void itself(void **state) {
                                   .buffers = (int64_t)mz_rng_below(&rng, 1000),
                                   .imbalance = 1 + mz_rng_uniform(&rng),
                                   .most = 2 + mz_rng_uniform(&rng)};
-        mz_result_file x = make(&m), y = make(&m);
+        made once = m;
+        once.kind = "prediction";
+        once.passes = 1;
+        mz_result_file x = make(&once), y = make(&m);
         check_result r;
+        name(&y, x.digest);
         assert_ok(check_files(&x, &y, &r, &err), &err);
         assert_missed(&r, NULL, 0);
         for (int i = 0; i < r.policies; i++) {
@@ -849,6 +897,8 @@ int main(void) {
         cmocka_unit_test(memory_off),
         cmocka_unit_test(few_records),
         cmocka_unit_test(not_fixed_before),
+        cmocka_unit_test(digest_of_before),
+        cmocka_unit_test(rewritten_after),
         cmocka_unit_test(other_files),
         cmocka_unit_test(sizes_not_calibrated),
         cmocka_unit_test(runs_are_sides),
@@ -862,7 +912,7 @@ int main(void) {
         cmocka_unit_test(not_repeated),
         cmocka_unit_test(intervals),
         cmocka_unit_test(tags),
-        cmocka_unit_test(itself),
+        cmocka_unit_test(all_as_predicted),
         cmocka_unit_test(output),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -4,13 +4,27 @@ times, one pass after another, with the changes asked for.
 usage: measured.py PREDICTION DIGEST [KEY=VALUE...] >MEASUREMENT
   scale.POLICY=F   its steps and phases times F
   phase.NAME=F     this phase times F in every policy
-  peak=F           peak memory times F
+  peak=F           peak memory times F, and what every rank held at most
   seed=N           settings.seed
 """
 import json
+import math
+import statistics
 import sys
 
 PASSES = 8
+
+
+def summarize(run):
+    """What the summary says of step times and phases follows from the detail."""
+    detail = run["detail"]
+    times = sorted(detail["step_time_s"])
+    run["step_time_s"] = {"mean": sum(times) / len(times), "p50": statistics.median(times),
+                          "p95": times[math.ceil(0.95 * len(times)) - 1]}
+    for k, name in enumerate(run["phases_s"]):
+        worst = [max(sum(layer[rank][k] for layer in step) for rank in range(len(step[0])))
+                 for step in detail["detail_s"]]
+        run["phases_s"][name] = sum(worst) / len(worst)
 
 
 def main():
@@ -41,7 +55,12 @@ def main():
         detail["step_time_s"] = times * PASSES
         detail["step_ordinal"] = list(range(steps)) * PASSES
         detail["detail_s"] = seconds * PASSES
-        run["peak_memory_bytes"] = int(run["peak_memory_bytes"] * float(change.get("peak", 1)))
+        factor = float(change.get("peak", 1))
+        run["peak_memory_bytes"] = int(run["peak_memory_bytes"] * factor)
+        for rank in detail["rank_memory_bytes"]:
+            rank[:] = [math.ceil(x * factor) for x in rank]
+        run["memory_bytes"] = {key: int(x * factor) for key, x in run["memory_bytes"].items()}
+        summarize(run)
     json.dump(root, sys.stdout)
 
 

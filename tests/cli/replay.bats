@@ -179,7 +179,7 @@ warmup_of() { # OPTION...: as the result has it
     fails 2 "--prediction" "${replay[@]}" "${small[@]}" --prediction empty.json
     "$mizan" sim --scope layers --trace "$example" --model olmoe-1b-7b --cluster a100-80gb:1x8 --policy static "${small[@]}" -o p.h5 >/dev/null
     "${replay[@]}" "${small[@]}" --policy static --prediction p.h5 --json >out.json
-    grep -q '"prediction_digest": "sha256:' out.json
+    grep -q '"prediction_digest": "sha256/2:' out.json
     fails 2 "p.h5: no policy symi in it; predict it, too" "${replay[@]}" "${small[@]}" --policy static,symi --prediction p.h5
     "$mizan" sim --scope layers --trace "$example" --model olmoe-1b-7b --cluster a100-80gb:1x8 --policy symi,static \
         "${small[@]}" -o both.h5 >/dev/null

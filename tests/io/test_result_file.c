@@ -17,6 +17,26 @@ static const int64_t ordinal[STEPS] = {0, 1, 0, 1, 0};
 static const double probe_s[MZ_SPEEDS][STEPS] = {
     {0.1, 0.3, 1e-3, 0, 7}, {0.2, 0.4, 2e-3, 9, 0}, {0, 1e-6, 5, 0.6, 3}};
 
+/* The summary of the detail, each figure by its definition. */
+static void summarize(mz_run *run) {
+    double sorted[STEPS];
+    memcpy(sorted, run->step_s, sizeof sorted);
+    run->step_time_s = mz_stat_of(sorted, STEPS);
+    for (int p = 0; p < run->phases; p++) {
+        run->phase_s[p] = 0;
+        for (int i = 0; i < STEPS; i++) {
+            double worst = 0;
+            for (int k = 0; k < RANKS; k++) {
+                double all = 0;
+                for (int l = 0; l < LAYERS; l++)
+                    all += run->detail_s[((i * LAYERS + l) * RANKS + k) * MZ_PHASES + p];
+                worst = all > worst ? all : worst;
+            }
+            run->phase_s[p] += worst / STEPS;
+        }
+    }
+}
+
 static mz_result make(void) {
     mz_rng rng = mz_rng_make(1, 1);
     for (int i = 0; i < STEPS; i++)
@@ -49,6 +69,7 @@ static mz_result make(void) {
         for (int p = 0; p < MZ_PHASES; p++)
             run->phase_name[p] = mz_phase_name((mz_phase)p);
         run->phases = MZ_PHASES;
+        summarize(run);
     }
     return r;
 }
@@ -106,13 +127,14 @@ static void round_trips(void **state) {
     assert_string_equal(json_string_value(json_object_get(a.root, "kind")), "measurement");
     assert_string_equal(json_string_value(json_object_get(a.root, "prediction_digest")),
                         "sha256:1");
-    /* one digest, whatever the file */
+    /* one digest, whatever the file; another where the detail is left out */
     assert_string_equal(a.digest, b.digest);
-    assert_string_equal(a.digest, c.digest);
-    assert_true(strlen(a.digest) == strlen("sha256:") + 64);
+    assert_string_not_equal(a.digest, c.digest);
+    assert_int_equal(strncmp(a.digest, MZ_RESULT_DIGEST, strlen(MZ_RESULT_DIGEST)), 0);
+    assert_true(strlen(a.digest) == strlen(MZ_RESULT_DIGEST) + 64);
     json_object_set_new(a.root, "trace", json_string("another"));
     char text[80];
-    assert_ok(mz_result_digest(a.root, text, &err), &err);
+    assert_ok(mz_result_digest(&a, text, &err), &err);
     assert_string_not_equal(text, b.digest);
     mz_result_file_free(&a);
     mz_result_file_free(&b);
@@ -121,18 +143,80 @@ static void round_trips(void **state) {
     remove_directory(directory);
 }
 
-/* SHA-256 of the object as written, computed with another program. */
+/* Two records of one layer on two ranks; the arrays are filled where they are given. */
+static mz_result_file small_file(mz_run_file *run) {
+    static double step[2], busy[2], detail[2 * 2 * MZ_PHASES];
+    static int64_t order[2], held[2 * MZ_MEM_CATEGORIES];
+    step[0] = 0.1, step[1] = 0.25;
+    order[0] = 1, order[1] = 0;
+    busy[0] = 3, busy[1] = 1e-9;
+    for (int i = 0; i < 2 * MZ_MEM_CATEGORIES; i++)
+        held[i] = i + 1;
+    memset(detail, 0, sizeof detail);
+    detail[2 * MZ_PHASES + MZ_PHASE_PACK] = 0.5;
+    for (int i = 0; i < 4; i++)
+        detail[i * MZ_PHASES + MZ_PHASE_EXPERTS] = i + 1;
+    *run = (mz_run_file){.policy = "static",
+                         .steps = 2,
+                         .step_s = step,
+                         .ordinal = order,
+                         .ranks = 2,
+                         .rank_busy_s = busy,
+                         .rank_memory = held,
+                         .layers = 1,
+                         .detail_s = detail};
+    json_t *root = json_pack("{s:s, s:[{s:s, s:i}]}", "schema", "mizan-result/1", "runs", "policy",
+                             "static", "detail", 1);
+    assert_non_null(root);
+    return (mz_result_file){.root = root, .run = run, .runs = 1};
+}
+
+/* SHA-256 of what result_file.h describes, computed with another program (python's struct and
+ * hashlib); the text alone where there is no detail. */
 static void known_digest(void **state) {
     mz_err err;
     char text[80];
-    json_t *root = json_pack("{s:s, s:[{s:s, s:i}]}", "schema", "mizan-result/1", "runs", "policy",
-                             "static", "detail", 1);
-    assert_ok(mz_result_digest(root, text, &err), &err);
-    assert_string_equal(text,
-                        "sha256:e7090e67d5244b9fe2e2ef914afa3cbed19bd22a8579b89c7712344e098d03ae");
-    assert_int_equal(json_array_size(json_object_get(root, "runs")), 1);
-    assert_non_null(json_object_get(json_array_get(json_object_get(root, "runs"), 0), "detail"));
-    json_decref(root);
+    mz_run_file run, bare = {.policy = "static", .steps = 2};
+    mz_result_file file = small_file(&run);
+    assert_ok(mz_result_digest(&file, text, &err), &err);
+    assert_string_equal(
+        text, "sha256/2:a6267f22b86174dbdc4230df191f7f4ea80051fb0edbcab02c0a4e7d88c6aa91");
+    assert_non_null(
+        json_object_get(json_array_get(json_object_get(file.root, "runs"), 0), "detail"));
+    file.run = &bare;
+    assert_ok(mz_result_digest(&file, text, &err), &err);
+    assert_string_equal(
+        text, "sha256/2:e7090e67d5244b9fe2e2ef914afa3cbed19bd22a8579b89c7712344e098d03ae");
+    json_decref(file.root);
+}
+
+/* One other value of any array is another digest. */
+static void digest_covers_detail(void **state) {
+    mz_err err;
+    char before[80], after[80];
+    mz_run_file run;
+    mz_result_file file = small_file(&run);
+    assert_ok(mz_result_digest(&file, before, &err), &err);
+    double *const real[] = {&run.step_s[1], &run.rank_busy_s[0],
+                            &run.detail_s[3 * MZ_PHASES + MZ_PHASE_EXPERTS],
+                            &run.detail_s[MZ_PHASE_OPTIMIZER]};
+    int64_t *const integer[] = {&run.ordinal[0], &run.rank_memory[MZ_MEM_CATEGORIES]};
+    for (int i = 0; i < COUNT_OF(real); i++) {
+        const double was = *real[i];
+        *real[i] = nextafter(was, 9);
+        assert_ok(mz_result_digest(&file, after, &err), &err);
+        assert_string_not_equal(before, after);
+        *real[i] = was;
+    }
+    for (int i = 0; i < COUNT_OF(integer); i++) {
+        ++*integer[i];
+        assert_ok(mz_result_digest(&file, after, &err), &err);
+        assert_string_not_equal(before, after);
+        --*integer[i];
+    }
+    assert_ok(mz_result_digest(&file, after, &err), &err);
+    assert_string_equal(before, after);
+    json_decref(file.root);
 }
 
 static void refuse(const char *path, const char *said) {
@@ -193,6 +277,39 @@ static void wrong_json(void **state) {
     }
     snprintf(path, sizeof path, "%s/none.json", directory);
     refuse(path, "No such file");
+    remove_directory(directory);
+}
+
+/* A detail that is not what the summary says of it. */
+static void does_not_add_up(void **state) {
+    char directory[512], path[600];
+    mz_err err;
+    mz_result r = make();
+    make_directory(directory, sizeof directory);
+    snprintf(path, sizeof path, "%s/a.h5", directory);
+    const struct {
+        double *value;
+        const char *said;
+    } real[] = {{&r.run[1].step_time_s.mean, "step_time_s of lrmoe[keep=0.5] is "},
+                {&r.run[0].step_time_s.p50, "step_time_s of static is "},
+                {&r.run[0].step_time_s.p95, "step_time_s of static is "},
+                {&r.run[0].phase_s[MZ_PHASE_DISPATCH], "dispatch of static is "}};
+    for (int i = 0; i < COUNT_OF(real); i++) {
+        const double was = *real[i].value;
+        *real[i].value *= 1 + 1e-7;
+        assert_ok(mz_result_write(&r, path, "mizan 9", &err), &err);
+        refuse(path, real[i].said);
+        *real[i].value = was;
+    }
+    r.run[0].memory_bytes[MZ_MEM_WEIGHTS] = INT64_C(1) << 50;
+    assert_ok(mz_result_write(&r, path, "mizan 9", &err), &err);
+    refuse(path, "weights of static is ");
+    r.kind = NULL; /* of a whole step */
+    mz_result_file file;
+    assert_ok(mz_result_write(&r, path, "mizan 9", &err), &err);
+    assert_ok(mz_result_load(path, &file, &err), &err);
+    mz_result_file_free(&file);
+    mz_result_free(&r);
     remove_directory(directory);
 }
 
@@ -263,9 +380,10 @@ static void other_hdf5(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(round_trips), cmocka_unit_test(known_digest),
-        cmocka_unit_test(wrong_json),  cmocka_unit_test(damaged_hdf5),
-        cmocka_unit_test(other_hdf5),
+        cmocka_unit_test(round_trips),     cmocka_unit_test(known_digest),
+        cmocka_unit_test(wrong_json),      cmocka_unit_test(damaged_hdf5),
+        cmocka_unit_test(other_hdf5),      cmocka_unit_test(digest_covers_detail),
+        cmocka_unit_test(does_not_add_up),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
