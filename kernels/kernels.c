@@ -88,7 +88,7 @@ const char *mz_kernels_describe(const mz_kernels *k) {
 }
 
 mz_backend mz_kernels_backend(const mz_kernels *k) {
-    return k->backend;
+    return k ? k->backend : MZ_BACKEND_HOST;
 }
 
 void *mz_kernels_native_stream(const mz_kernels *k, mz_kstream stream) {
@@ -652,7 +652,9 @@ float mz_adapt_lambda(float lambda, float eta, float density, float target, floa
         lambda *= 1.0f + eta;
     else if (density < target)
         lambda /= 1.0f + eta;
-    return lambda < cap ? lambda : cap;
+    else if (density != target)
+        return NAN; /* one of them is */
+    return lambda > cap ? cap : lambda;
 }
 
 /* ---- optimizers ---------------------------------------------------------------------------------

@@ -86,7 +86,7 @@ const char *mz_kernels_error(const mz_kernels *context);  /* of the last call th
 mz_kstatus mz_kernels_failure(const mz_kernels *context); /* its status; MZ_K_OK: none failed */
 /* "host, 2 threads, avx512" or "NVIDIA H200, sm_90, driver ..."; owned by the context. */
 const char *mz_kernels_describe(const mz_kernels *context);
-mz_backend mz_kernels_backend(const mz_kernels *context);
+mz_backend mz_kernels_backend(const mz_kernels *context); /* without one: of the host */
 /* The stream as the device's own libraries take it (cudaStream_t), NULL on the host. */
 void *mz_kernels_native_stream(const mz_kernels *context, mz_kstream stream);
 

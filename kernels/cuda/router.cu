@@ -89,28 +89,16 @@ __device__ static inline int32_t best_of(const float *value, int32_t n) {
     return at; /* there is one: k is at most n */
 }
 
-/* Leaves the experts of the topk_group best groups: the score of a group is the sum of its two
- * largest values. score: [n_group] in shared memory. */
-__device__ static inline void keep_groups(const mz_router &a, float *value, float *score) {
+/* Leaves the experts of the topk_group best groups; group: [n_group] in shared memory. */
+__device__ static inline void keep_groups(const mz_router &a, float *value, mz_group *group) {
     const int32_t size = a.experts / a.n_group;
-    for (int32_t g = lane_of(); g < a.n_group; g += 32) {
-        float first = -INFINITY, second = -INFINITY;
-        for (int32_t i = 0; i < size; i++) {
-            const float v = value[g * size + i];
-            if (v > first) {
-                second = first;
-                first = v;
-            } else if (v > second) {
-                second = v;
-            }
-        }
-        score[g] = size > 1 ? first + second : first;
-    }
+    for (int32_t g = lane_of(); g < a.n_group; g += 32)
+        group[g] = mz_group_of(value + g * size, size);
     __syncwarp();
     for (int32_t g = lane_of(); g < a.n_group; g += 32) {
         int32_t better = 0;
         for (int32_t other = 0; other < a.n_group; other++)
-            better += score[other] > score[g] || (score[other] == score[g] && other < g);
+            better += mz_group_precedes(group[other], other, group[g], g);
         for (int32_t i = 0; better >= a.topk_group && i < size; i++)
             value[g * size + i] = -INFINITY;
     }
@@ -118,7 +106,7 @@ __device__ static inline void keep_groups(const mz_router &a, float *value, floa
 }
 
 __device__ static inline void forward_token(const mz_router &a, int64_t token, float *p,
-                                            float *value, float *score) {
+                                            float *value, mz_group *group) {
     const float *l = a.logits + token * a.experts;
     int32_t *chosen = a.expert + token * a.k;
     float *weight = a.weight + token * a.k, sum = 0;
@@ -127,8 +115,8 @@ __device__ static inline void forward_token(const mz_router &a, int64_t token, f
         value[e] =
             mz_router_rank(mz_router_is_softmax(&a) ? l[e] : p[e] + (a.bias ? a.bias[e] : 0.0f));
     __syncwarp();
-    if (a.kind == MZ_ROUTER_SIGMOID && a.topk_group < a.n_group)
-        keep_groups(a, value, score);
+    if (mz_router_is_grouped(&a))
+        keep_groups(a, value, group);
     for (int32_t i = 0; i < a.k; i++) {
         const int32_t e = best_of(value, a.experts);
         sum += p[e];
@@ -141,7 +129,7 @@ __device__ static inline void forward_token(const mz_router &a, int64_t token, f
         __syncwarp();
     }
     const float factor =
-        a.scale / (mz_router_is_normalized(&a) ? (sum > MZ_SUM_LEAST ? sum : MZ_SUM_LEAST) : 1.0f);
+        a.scale / (mz_router_is_normalized(&a) ? mz_at_least(sum, MZ_SUM_LEAST) : 1.0f);
     for (int32_t i = lane_of(); i < a.k; i += 32)
         weight[i] *= factor;
     __syncwarp();
@@ -175,14 +163,19 @@ __device__ static inline float share_of(const mz_router &a, int64_t token) {
 /* ---- forward ------------------------------------------------------------------------------------
  */
 
+/* Probabilities, ranks, and groups, which are two floats each: rows of E floats of a token. */
+__host__ __device__ static inline int forward_rows(const mz_router *a) {
+    return mz_router_is_grouped(a) ? 4 : 2;
+}
+
 /* Bytes: 4 T E + 8 P. */
 __global__ static void __launch_bounds__(CU_BLOCK) forward_kernel(mz_router a) {
     CU_DYN_SHARED(float, held);
     const int warps = (int)blockDim.x / 32, warp = (int)threadIdx.x / 32;
-    float *p = held + (size_t)warp * 3 * (size_t)a.experts;
+    float *p = held + (size_t)warp * forward_rows(&a) * (size_t)a.experts;
     for (int64_t t = (int64_t)blockIdx.x * warps + warp; t < a.tokens;
          t += (int64_t)gridDim.x * warps)
-        forward_token(a, t, p, p + a.experts, p + 2 * a.experts);
+        forward_token(a, t, p, p + a.experts, (mz_group *)(p + 2 * a.experts));
 }
 
 /* Bytes: 4 T E + 8 T. */
@@ -249,7 +242,7 @@ __global__ static void __launch_bounds__(CU_BLOCK) sum_kernel(route_work w) {
         for (int32_t e = threadIdx.x; e < a.experts; e += CU_BLOCK)
             sum += p[e];
         sum = cu_row_sum<CU_BLOCK>(sum);
-        sum = mz_router_is_softmax(&a) ? 1.0f : sum > MZ_SUM_LEAST ? sum : MZ_SUM_LEAST;
+        sum = mz_router_is_softmax(&a) ? 1.0f : mz_at_least(sum, MZ_SUM_LEAST);
         for (int32_t e = threadIdx.x; e < a.experts; e += CU_BLOCK)
             mean[e] += p[e] / sum;
         z += lse * lse;
@@ -306,7 +299,7 @@ __device__ static inline void weight_gradients(const mz_router &a, int64_t token
     float sum = 0, mixed = 0;
     for (int32_t i = 0; i < a.k; i++)
         sum += p[chosen[i]];
-    sum = sum > MZ_SUM_LEAST ? sum : MZ_SUM_LEAST;
+    sum = mz_at_least(sum, MZ_SUM_LEAST);
     for (int32_t i = 0; mz_router_is_normalized(&a) && i < a.k; i++)
         mixed += p[chosen[i]] / sum * pair_gradient(a, token * a.k + i);
     for (int32_t i = 0; i < a.k; i++) {
@@ -321,7 +314,7 @@ __device__ static inline void backward_sigmoid(const mz_router &a, const float *
     for (int32_t e = lane_of(); e < a.experts; e += 32)
         sum += p[e];
     sum = cu_warp_sum(sum);
-    sum = sum > MZ_SUM_LEAST ? sum : MZ_SUM_LEAST;
+    sum = mz_at_least(sum, MZ_SUM_LEAST);
     for (int32_t e = lane_of(); aux != 0 && e < a.experts; e += 32)
         mixed += p[e] / sum * aux * (float)a.count[e];
     mixed = cu_warp_sum(mixed);
@@ -408,7 +401,8 @@ __global__ static void __launch_bounds__(CU_BLOCK) backward_active(route_work w)
             const bool relu = a.kind == MZ_ROUTER_RELU;
             a.dlogits[t * a.experts + e] = relu ? ds : ds * (a.gain ? a.gain[e] : 1.0f);
             bias -= ds;
-            gain += ds * a.logits[t * a.experts + e];
+            /* what is not active may be NaN */
+            gain += ds == 0 ? 0.0f : ds * a.logits[t * a.experts + e];
         }
         w.bias[(int64_t)blockIdx.x * a.experts + e] = bias;
         w.gain[(int64_t)blockIdx.x * a.experts + e] = gain;
@@ -453,7 +447,7 @@ __global__ static void __launch_bounds__(CU_BLOCK)
     gate_norms_back_kernel(const T *z, const float *norm, const float *dnorm, int64_t n, int64_t r,
                            T *dz) {
     for (int64_t i = cu_first_row<32>(); i < n; i += cu_row_step<32>()) {
-        const float factor = dnorm[i] / (norm[i] > MZ_SUM_LEAST ? norm[i] : MZ_SUM_LEAST);
+        const float factor = dnorm[i] / mz_at_least(norm[i], MZ_SUM_LEAST);
         for (int64_t j = lane_of(); j < r; j += 32)
             cu_narrow(&dz[i * r + j], cu_widen(z[i * r + j]) * factor);
     }
@@ -510,7 +504,7 @@ extern "C" int mz_cuda_router_forward(const mz_cuda_device *d, void *stream, con
     route_work w = {};
     place(d, &w, a, (char *)workspace);
     if (!mz_router_is_variable(a))
-        return launch_tokens(d, stream, forward_kernel, a, 3);
+        return launch_tokens(d, stream, forward_kernel, a, forward_rows(a));
     const unsigned blocks = cu_blocks(d, a->tokens, CU_WARPS);
     int error = CU_LAUNCH(count_kernel, blocks, CU_BLOCK, 0, stream, w);
     if (!error)

@@ -190,7 +190,7 @@ __device__ static inline float row_mean(const step_work &w, int64_t matrix) {
     for (int64_t i = threadIdx.x; i < w.a.rows; i += CU_BLOCK)
         sum += row[i];
     sum = cu_row_sum<CU_BLOCK>(sum) / (float)w.a.rows;
-    return sum > w.r.mean_least ? sum : w.r.mean_least;
+    return mz_at_least(sum, w.r.mean_least);
 }
 
 /* Before sweep 1, a block per matrix. */
@@ -258,7 +258,7 @@ __device__ static inline row_state state_of(const step_work &w, int64_t matrix, 
     int floored = 0, hides = 0;
     for (int64_t i = threadIdx.x; i < w.a.rows; i += CU_BLOCK) {
         const bool counted = row[i] >= bound;
-        floored |= !counted || row[i] / mean < w.r.least;
+        floored |= !(counted && row[i] / mean >= w.r.least);
         hides |= counted && row[i] / mean < 0.5f * w.r.least;
     }
     return {__syncthreads_or(floored) != 0, __syncthreads_or(hides) != 0};
@@ -276,7 +276,7 @@ __device__ static inline float floored_terms(const step_work &w, int64_t matrix,
         if ((counted && r / mean >= w.r.least) || (r == 0 && !w.a.m))
             continue; /* of a row without a gradient, or with one whose square underflows: its terms
                          are 0 or far below the clip */
-        const float bounded = r / mean > w.r.least ? r / mean : w.r.least;
+        const float bounded = mz_at_least(r / mean, w.r.least);
         if (bounded <= 0)
             continue;
         const float base = base_at(w.a, row * w.a.cols + j, 1, scale).at[0];
@@ -304,8 +304,8 @@ __global__ static void __launch_bounds__(CU_BLOCK) factored_columns(step_work w)
             weighted += floored_terms(w, matrix, j, mean, gradient_scale(w.a), rows.hides);
         const quad mean_square = {{col / (float)w.a.rows, 0, 0, 0}};
         const float c = average(&w.a.col[matrix * w.a.cols + j], 1, w.r.beta2, mean_square).at[0];
-        const float bounded = c > w.r.least ? c : w.r.least;
-        u2 = bounded > 0 ? weighted * mean / bounded : 0;
+        const float bounded = mz_at_least(c, w.r.least);
+        u2 = bounded <= 0 ? 0 : weighted * mean / bounded;
     }
     u2 = cu_row_sum<CU_BLOCK>(u2);
     if (threadIdx.x == 0)
@@ -328,16 +328,11 @@ __global__ static void __launch_bounds__(CU_BLOCK)
     const float values = (float)w.a.rows * (float)w.a.cols * (tensor ? (float)w.a.matrices : 1.0f);
     const float rms = sqrtf(sum / values) * w.r.correction;
     if (threadIdx.x == 0)
-        w.clip[matrix] = w.a.clip_rms && rms > 1 ? 1.0f / rms : 1.0f;
+        w.clip[matrix] = w.a.clip_rms ? mz_clip_of(rms) : 1.0f;
 }
 
 __device__ static inline float clip_of(const step_work &w, int64_t matrix) {
     return w.clip[w.a.clip_tensor ? 0 : matrix];
-}
-
-__device__ static inline float inverse_root(float x, float least) {
-    const float bounded = x > least ? x : least;
-    return bounded > 0 ? 1.0f / sqrtf(bounded) : 0.0f;
 }
 
 /* Sweep 2. */
@@ -349,19 +344,20 @@ __global__ static void __launch_bounds__(CU_BLOCK, 3) factored_write(step_work w
     const float scale = gradient_scale(w.a);
     const float mean = row_mean(w, matrix);
     for (int64_t j = threadIdx.x; w.in_shared && j < cols; j += CU_BLOCK)
-        col_factor[j] = inverse_root(c[j], w.r.least);
+        col_factor[j] = mz_inverse_root(c[j], w.r.least);
     __syncthreads();
     const float rate = w.a.rate * w.r.correction * clip_of(w, matrix);
     mz_random random = w.random;
     for (int64_t i = block * w.block; i < block_end(w, block); i++) {
         const int64_t row = matrix * w.a.rows + i;
-        const float row_rate = rate * inverse_root(w.a.row[row] / mean, w.r.least);
+        const float row_rate = rate * mz_row_root(w.a.row[row], mean, w.r.least);
         for (int64_t j = 4 * (int64_t)threadIdx.x; j < cols; j += QUADS) {
             const int n = count_of(j, cols);
             quad update = base_at(w.a, row * cols + j, n, scale);
             UNROLLED_QUAD(l)
             if (l < n)
-                update.at[l] *= w.in_shared ? col_factor[j + l] : inverse_root(c[j + l], w.r.least);
+                update.at[l] *=
+                    w.in_shared ? col_factor[j + l] : mz_inverse_root(c[j + l], w.r.least);
             write_values(w.a, &random, row * cols + j, n, update, row_rate);
         }
     }
@@ -396,8 +392,8 @@ __global__ static void __launch_bounds__(CU_BLOCK) full_statistics(step_work w) 
         const quad v = average(&w.a.v[i], n, w.r.beta2, square_of(g, w.r.floor));
         const quad base = w.a.m ? average(&w.a.m[i], n, w.a.beta1, g) : g;
         UNROLLED_QUAD(l) if (l < n) {
-            const float bounded = v.at[l] > w.r.least ? v.at[l] : w.r.least;
-            sum += bounded > 0 ? base.at[l] * base.at[l] / bounded : 0;
+            const float bounded = mz_at_least(v.at[l], w.r.least);
+            sum += bounded <= 0 ? 0 : base.at[l] * base.at[l] / bounded;
         }
     }
     sum = cu_row_sum<CU_BLOCK>(sum);
@@ -415,7 +411,7 @@ __global__ static void __launch_bounds__(CU_BLOCK, 3) full_write(step_work w) {
         const quad v = read_f32(w.a.v + i, n);
         quad update = base_at(w.a, i, n, scale);
         UNROLLED_QUAD(l)
-        update.at[l] *= inverse_root(v.at[l], w.r.least);
+        update.at[l] *= mz_inverse_root(v.at[l], w.r.least);
         write_values(w.a, &random, i, n, update, rate);
     }
 }
@@ -446,7 +442,7 @@ __global__ static void __launch_bounds__(CU_BLOCK) lion_kernel(step_work w) {
         UNROLLED_QUAD(l) {
             const float mixed =
                 __fadd_rn(__fmul_rn(m.at[l], w.a.beta1), __fmul_rn(g.at[l], 1.0f - w.a.beta1));
-            update.at[l] = mixed > 0 ? 1.0f : mixed < 0 ? -1.0f : 0.0f;
+            update.at[l] = mixed > 0 ? 1.0f : mixed < 0 ? -1.0f : mixed == 0 ? 0.0f : mixed;
         }
         average(&w.a.m[i], n, w.a.beta2, g);
         write_values(w.a, &random, i, n, update, w.a.rate);

@@ -228,13 +228,18 @@ typedef struct plain {
 
 static double worst;
 
+/* The larger; a NaN stays one. */
+static double larger(double a, double b) {
+    return a > b || a != a ? a : b;
+}
+
 static void near(const char *what, const float *got, const double *want, int n) {
     double size = 1e-30, off = 0;
     for (int i = 0; i < n; i++) {
-        size = fmax(size, fabs(want[i]));
-        off = fmax(off, fabs(got[i] - want[i]));
+        size = larger(size, fabs(want[i]));
+        off = larger(off, fabs(got[i] - want[i]));
     }
-    worst = fmax(worst, off / size);
+    worst = larger(worst, off / size);
     if (!(off <= 1e-5 * size))
         fprintf(stderr, "layer: %s is off by %g of %g\n", what, off, size);
     failed = failed || !(off <= 1e-5 * size);

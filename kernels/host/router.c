@@ -6,12 +6,13 @@
 
 #include <stdlib.h>
 
-enum { BLOCK_TOKENS = 256, BLOCKS_MOST = 256 };
+/* ROWS: probabilities, ranks, and groups, which are two floats each. */
+enum { BLOCK_TOKENS = 256, BLOCKS_MOST = 256, ROWS = 4 };
 
 typedef struct routing {
     const mz_router *args;
     int64_t blocks, block;
-    float *row;         /* [threads][3][E] of one token */
+    float *row;         /* [threads][ROWS][E] of one token */
     double *mean;       /* [blocks][E + LOSS_SUMS] */
     int64_t *count;     /* [tokens + 1] active pairs before each token (variable kinds) */
     float *bias, *gain; /* [blocks][E] gradients */
@@ -33,7 +34,7 @@ static size_t place(routing *r, const mz_kernels *k, const mz_router *a, char *w
     const size_t blocks = (size_t)r->blocks;
     size_t used = 0;
     r->mean = mz_take(workspace, &used, sizeof(double) * blocks * (E + LOSS_SUMS));
-    r->row = mz_take(workspace, &used, sizeof(float) * threads * 3 * E);
+    r->row = mz_take(workspace, &used, sizeof(float) * threads * ROWS * E);
     r->bias = mz_take(workspace, &used, sizeof(float) * blocks * E);
     r->gain = mz_take(workspace, &used, sizeof(float) * blocks * E);
     r->count = mz_take(workspace, &used,
@@ -82,29 +83,15 @@ static void choose(const float *value, int32_t n, int32_t k, int32_t *chosen) {
     }
 }
 
-/* Sum of the two largest of a group: DeepSeek-V3's score of a group. */
-static float group_score(const float *value, int32_t n) {
-    float first = -INFINITY, second = -INFINITY;
-    for (int32_t i = 0; i < n; i++) {
-        if (value[i] > first) {
-            second = first;
-            first = value[i];
-        } else if (value[i] > second) {
-            second = value[i];
-        }
-    }
-    return n > 1 ? first + second : first;
-}
-
-/* Leaves the experts of the topk_group best groups, ties to the lower group; score: [n_group]. */
-static void keep_groups(const mz_router *a, float *value, float *score) {
+/* Leaves the experts of the topk_group best groups; group: [n_group]. */
+static void keep_groups(const mz_router *a, float *value, mz_group *group) {
     const int32_t size = a->experts / a->n_group;
     for (int32_t g = 0; g < a->n_group; g++)
-        score[g] = group_score(value + g * size, size);
+        group[g] = mz_group_of(value + g * size, size);
     for (int32_t g = 0; g < a->n_group; g++) {
         int32_t better = 0;
         for (int32_t other = 0; other < a->n_group; other++)
-            better += score[other] > score[g] || (score[other] == score[g] && other < g);
+            better += mz_group_precedes(group[other], other, group[g], g);
         for (int32_t i = 0; better >= a->topk_group && i < size; i++)
             value[g * size + i] = -INFINITY;
     }
@@ -125,11 +112,11 @@ static float sum_of_values(const float *p, int32_t n) {
     float sum = 0;
     for (int32_t e = 0; e < n; e++)
         sum += p[e];
-    return sum > MZ_SUM_LEAST ? sum : MZ_SUM_LEAST;
+    return mz_at_least(sum, MZ_SUM_LEAST);
 }
 
 static void forward_token(const mz_router *a, int64_t token, float *scratch) {
-    float *p = scratch, *value = p + a->experts, *score = value + a->experts;
+    float *p = scratch, *value = p + a->experts;
     int32_t *chosen = a->expert + token * a->k;
     float *weight = a->weight + token * a->k, sum = 0;
     probabilities(a, token, p);
@@ -138,15 +125,15 @@ static void forward_token(const mz_router *a, int64_t token, float *scratch) {
     if (a->kind == MZ_ROUTER_SIGMOID) {
         for (int32_t e = 0; e < a->experts; e++)
             value[e] = mz_router_rank(p[e] + (a->bias ? a->bias[e] : 0));
-        if (a->topk_group < a->n_group)
-            keep_groups(a, value, score);
+        if (mz_router_is_grouped(a))
+            keep_groups(a, value, (mz_group *)(void *)(value + a->experts));
         by = value;
     }
     choose(by, a->experts, a->k, chosen);
     for (int32_t i = 0; i < a->k; i++)
         sum += p[chosen[i]];
     const float factor =
-        a->scale / (mz_router_is_normalized(a) ? (sum > MZ_SUM_LEAST ? sum : MZ_SUM_LEAST) : 1);
+        a->scale / (mz_router_is_normalized(a) ? mz_at_least(sum, MZ_SUM_LEAST) : 1);
     for (int32_t i = 0; i < a->k; i++)
         weight[i] = p[chosen[i]] * factor;
 }
@@ -167,7 +154,7 @@ static void forward_block(void *argument, int64_t block, int32_t thread) {
     const routing *r = argument;
     const mz_router *a = r->args;
     for (int64_t t = block * r->block; t < block_end(r, block); t++)
-        forward_token(a, t, r->row + (int64_t)thread * 3 * a->experts);
+        forward_token(a, t, r->row + (int64_t)thread * ROWS * a->experts);
 }
 
 static void count_block(void *argument, int64_t block, int32_t thread) {
@@ -261,7 +248,7 @@ static void sum_block(void *argument, int64_t block, int32_t thread) {
     double *mean = r->mean + block * (a->experts + LOSS_SUMS);
     memset(mean, 0, sizeof *mean * (size_t)(a->experts + LOSS_SUMS));
     for (int64_t t = block * r->block; t < block_end(r, block); t++)
-        sum_token(a, t, r->row + (int64_t)thread * 3 * a->experts, mean);
+        sum_token(a, t, r->row + (int64_t)thread * ROWS * a->experts, mean);
 }
 
 static double balance_loss(const mz_router *a, const double *mean) {
@@ -308,7 +295,7 @@ static void weight_gradients(const mz_router *a, int64_t token, const float *p, 
     float sum = 0, mixed = 0;
     for (int32_t i = 0; i < a->k; i++)
         sum += p[chosen[i]];
-    sum = sum > MZ_SUM_LEAST ? sum : MZ_SUM_LEAST;
+    sum = mz_at_least(sum, MZ_SUM_LEAST);
     for (int32_t i = 0; mz_router_is_normalized(a) && i < a->k; i++)
         mixed += p[chosen[i]] / sum * pair_gradient(a, token * a->k + i);
     for (int32_t i = 0; i < a->k; i++) {
@@ -386,7 +373,7 @@ static void backward_active(const mz_router *a, int64_t token, float *bias, floa
         }
         dl[e] = ds * (a->gain ? a->gain[e] : 1);
         bias[e] -= ds;
-        gain[e] += ds * x[e];
+        gain[e] += ds == 0 ? 0 : ds * x[e]; /* what is not active may be NaN */
     }
 }
 
@@ -400,7 +387,7 @@ static void backward_block(void *argument, int64_t block, int32_t thread) {
         if (mz_router_is_variable(a))
             backward_active(a, t, bias, gain);
         else
-            backward_token(a, t, r->row + (int64_t)thread * 3 * a->experts);
+            backward_token(a, t, r->row + (int64_t)thread * ROWS * a->experts);
     }
 }
 
@@ -444,7 +431,7 @@ static void norms_back_range(void *argument, int64_t first, int64_t end) {
     const gates *g = argument;
     const int64_t bytes = g->r * (g->type == MZ_BF16 ? 2 : 4);
     for (int64_t i = first; i < end; i++) {
-        const float factor = g->dnorm[i] / (g->norm[i] > MZ_SUM_LEAST ? g->norm[i] : MZ_SUM_LEAST);
+        const float factor = g->dnorm[i] / mz_at_least(g->norm[i], MZ_SUM_LEAST);
         const char *z = (const char *)g->z + i * bytes;
         g->simd->scale(g->type, (char *)g->dz + i * bytes, z, z, factor, g->r, false);
     }

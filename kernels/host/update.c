@@ -58,6 +58,8 @@ static mz_update_row row_of(const updating *u, int64_t element, int64_t n) {
     const mz_update *a = u->args;
     const bool rounded = a->type == MZ_BF16 && a->kind != MZ_UPDATE_ADAFACTOR;
     float keep = 1 - a->rate * a->decay;
+    if (keep != keep)
+        keep = NAN; /* without a lower half, as writers of bf16 want it */
     /* What loses less than half of its last place is rounded back to what it was. */
     if (rounded && keep > 1 - 0x1p-9f && keep < 1)
         keep = 1;
@@ -85,7 +87,7 @@ static float clip_of(const updating *u, double sum, double values) {
     if (!u->args->clip_rms)
         return 1;
     const float rms = (float)sqrt(sum / values) * u->rates.correction;
-    return rms > 1 ? 1 / rms : 1;
+    return mz_clip_of(rms);
 }
 
 /* ---- factored -----------------------------------------------------------------------------------
@@ -113,7 +115,7 @@ static float row_mean(const updating *u, int64_t matrix) {
     for (int64_t i = 0; i < n; i++)
         sum[i % 4] += x[i];
     const float mean = (float)(((sum[0] + sum[1]) + (sum[2] + sum[3])) / (double)n);
-    return mean > u->rates.mean_least ? mean : u->rates.mean_least;
+    return mz_at_least(mean, u->rates.mean_least);
 }
 
 static void factored_statistics(const updating *u, int64_t matrix, int64_t block, float *square) {
@@ -163,7 +165,7 @@ static void mend_floored(const updating *u, int64_t matrix, float *weighted, flo
         if ((counted && r / mean >= u->rates.least) || (r == 0 && !mz_keeps_momentum(a)))
             continue; /* of a row without a gradient, or with one whose square underflows: its terms
                          are 0 or far below the clip */
-        const float bounded = r / mean > u->rates.least ? r / mean : u->rates.least;
+        const float bounded = mz_at_least(r / mean, u->rates.least);
         if (bounded <= 0)
             continue;
         const mz_update_row row = row_of(u, (first + i) * a->cols, a->cols);
@@ -171,11 +173,6 @@ static void mend_floored(const updating *u, int64_t matrix, float *weighted, flo
         const float missing = 1 / (bounded * mean) - (counted ? 1 / r : 0);
         u->simd->weigh(weighted, square, &missing, 1, u->width);
     }
-}
-
-static float inverse_root(float x, float least) {
-    const float bounded = x > least ? x : least;
-    return bounded > 0 ? 1 / sqrtf(bounded) : 0;
 }
 
 /* What sweep 2 needs of a matrix besides the rows' factors. */
@@ -186,7 +183,7 @@ static void factored_factors(const updating *u, int64_t matrix) {
     u->mean[matrix] = row_mean(u, matrix);
     memset(factor, 0, sizeof *factor * (size_t)u->width);
     for (int64_t j = 0; j < cols; j++)
-        factor[place_of(u, j)] = inverse_root(c[j], u->rates.least);
+        factor[place_of(u, j)] = mz_inverse_root(c[j], u->rates.least);
 }
 
 /* Sums the blocks, moves C on, and leaves the matrix's sum of u^2. */
@@ -229,7 +226,7 @@ static void factored_write(const updating *u, int64_t matrix, int64_t block) {
         const int64_t at = matrix * a->rows + i;
         mz_update_row row = row_of(u, at * a->cols, a->cols);
         row.random = &random;
-        row.rate *= clip * inverse_root(a->row[at] / u->mean[matrix], u->rates.least);
+        row.rate *= clip * mz_row_root(a->row[at], u->mean[matrix], u->rates.least);
         u->simd->apply_factored(&row, u->col_factor + matrix * u->width);
     }
 }

@@ -312,7 +312,7 @@ INLINE void write_groups(const mz_update_row *r, float rate, float keep, const f
 INLINE void write_by_place(const mz_update_row *row, const float *col_factor, mz_rounding rounding,
                            decay_form decay) {
     const mz_update_row r = *row;
-    const float rate = half_nan(r.scale * r.rate), keep = half_nan(r.keep);
+    const float rate = half_nan(r.scale * r.rate), keep = r.keep;
     _Alignas(4 * LANES) uint16_t room[DRAWN];
     const uint16_t *drawn = room;
     for (int64_t first = 0; first < r.n; first += CHUNK) {
@@ -440,9 +440,10 @@ static float statistics_full(const mz_update_row *r) {
 
 typedef enum rule { FACTORED, FULL, ADAMW, LION } rule;
 
+/* Of NaN one. */
 INLINE lanes sign_of(lanes x) {
-    const ints up = x > 0.0f, down = x < 0.0f;
-    return __builtin_convertvector(down - up, lanes); /* true is -1 */
+    const ints up = x > 0.0f, down = x < 0.0f, nan = x != x;
+    return (lanes)((ints) __builtin_convertvector(down - up, lanes) | nan); /* true is -1 */
 }
 
 /* `other` is the columns' factors, or AdamW's root. */

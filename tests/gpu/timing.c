@@ -331,7 +331,8 @@ static mz_kstatus skewadam_factored(layer *l, cost *c) {
                               .col = l->col},
                   8);
 }
-/* The same and the momentum read and written. */
+/* The gradient once (2), the momentum read, written and read again (4 + 4 + 4), the parameter (2 +
+ * 2). */
 static mz_kstatus skewadam_momentum(layer *l, cost *c) {
     return update(l, c,
                   (mz_update){.kind = MZ_UPDATE_SKEWADAM,
@@ -345,7 +346,7 @@ static mz_kstatus skewadam_momentum(layer *l, cost *c) {
                               .m = l->m,
                               .row = l->row,
                               .col = l->col},
-                  16);
+                  18);
 }
 /* The second moment written and read again. */
 static mz_kstatus skewadam_full(layer *l, cost *c) {

@@ -389,6 +389,7 @@ static void check_nobody(rig *r) {
     RIG_TRUE(r, mz_kernels_open(NULL, NULL, message, sizeof message) == MZ_K_EINVAL && *message);
     RIG_TRUE(r, strlen(mz_kernels_error(NULL)) > 8 && strlen(mz_kernels_describe(NULL)) > 8);
     RIG_TRUE(r, mz_kernels_failure(NULL) == MZ_K_EINVAL);
+    RIG_TRUE(r, mz_kernels_backend(NULL) == MZ_BACKEND_HOST);
     RIG_TRUE(r, !mz_kernels_native_stream(NULL, 0));
     RIG_TRUE(r, mz_kernels_alloc(NULL, 1, &memory) == MZ_K_EINVAL && !memory);
     RIG_TRUE(r, mz_kernels_memory(NULL, NULL, NULL) == MZ_K_EINVAL);

@@ -335,30 +335,186 @@ static void check_extremes(rig *r) {
     }
 }
 
+/* ---- NaN ----------------------------------------------------------------------------------------
+ */
+
+enum { NAN_T = 4, NAN_E = 40, NAN_K = 3 };
+
+/* Four tokens with few numbers above 0 among NaNs. */
+static void set_nans(rig *r, routed *x) {
+    for (int i = 0; i < NAN_T * NAN_E; i++)
+        x->logits[i] = i < NAN_E ? -5 : NAN;
+    x->logits[0] = NAN;
+    x->logits[2] = 3;
+    x->logits[33] = 2;
+    x->logits[2 * NAN_E + 4] = 1;
+    x->logits[3 * NAN_E + 39] = 2;
+    x->logits[3 * NAN_E + 38] = 1;
+    x->args.logits = rig_put_floats(r, x->logits, NAN_T * NAN_E);
+}
+
+static void expect_experts(rig *r, const mz_router *a, const int32_t *want, int n) {
+    const int32_t *expert = rig_get(r, a->expert);
+    for (int i = 0; i < n; i++)
+        if (expert[i] != want[i])
+            rig_fail(r, "kind %d, pair %d: expert %d, not %d", (int)a->kind, i, (int)expert[i],
+                     (int)want[i]);
+}
+
+/* Gradients of the logits, with the losses' or without. */
+static const double *slopes(rig *r, mz_router *a, bool losses) {
+    a->aux_factor = losses ? 0.3f : 0;
+    a->z_factor = losses ? 0.2f : 0;
+    a->dlogits = rig_room(r, MZ_F32, NAN_T * NAN_E);
+    RIG_OK(r, mz_router_backward(r->kernels, 0, a,
+                                 rig_workspace(r, mz_router_workspace(r->kernels, a))));
+    return rig_values(r, MZ_F32, a->dlogits);
+}
+
+static const float *losses_of(rig *r, const mz_router *a) {
+    float *loss = rig_room(r, MZ_F32, 3);
+    RIG_OK(r, mz_router_losses(r->kernels, 0, a, loss,
+                               rig_workspace(r, mz_router_workspace(r->kernels, a))));
+    return rig_floats(r, loss);
+}
+
+/* A softmax depends on all logits, a sigmoid on its own one, and where they are normalised on the
+ * chosen ones. The losses of either depend on all. */
+static void fixed_nans(rig *r, mz_router_kind kind, bool normalize) {
+    static const int32_t want[NAN_T * NAN_K] = {2, 33, 1, 0, 1, 2, 4, 0, 1, 39, 38, 0};
+    const setting s = {
+        .kind = kind, .tokens = NAN_T, .experts = NAN_E, .k = NAN_K, .normalize = normalize};
+    routed x = prepare(r, &s, false);
+    set_nans(r, &x);
+    mz_router *a = &x.args;
+    RIG_OK(r, mz_router_forward(r->kernels, 0, a,
+                                rig_workspace(r, mz_router_workspace(r->kernels, a))));
+    expect_experts(r, a, want, NAN_T * NAN_K);
+    const bool sigmoid = kind == MZ_ROUTER_SIGMOID;
+    const float *weight = rig_floats(r, a->weight);
+    int64_t count[NAN_E] = {0};
+    double ones[NAN_T * NAN_K], sum = 0;
+    for (int i = 0; i < NAN_K; i++) /* of token 0, whose chosen are numbers */
+        sum += 1 / (1 + exp(-x.logits[want[i]]));
+    for (int i = 0; i < NAN_T * NAN_K; i++) {
+        const double l = x.logits[i / NAN_K * NAN_E + want[i]];
+        const double by = !normalize ? 1 : i < NAN_K ? sum : NAN;
+        ones[i] = 1;
+        count[want[i]]++;
+        const double here = sigmoid ? 1.25 / (1 + exp(-l)) / by : NAN;
+        if (!rig_same(weight[i], here, 2e-6))
+            rig_fail(r, "kind %d, normalized %d: weight %d is %.9g, not %.9g", (int)kind, normalize,
+                     i, (double)weight[i], here);
+    }
+    a->dweight = rig_put_floats(r, ones, NAN_T * NAN_K);
+    a->count = rig_in(r, count, sizeof count);
+    const double *alone = slopes(r, a, false), *with_losses = slopes(r, a, true);
+    for (int i = 0; i < NAN_T * NAN_E; i++) {
+        bool chosen = false;
+        for (int k = 0; k < NAN_K; k++)
+            chosen = chosen || want[i / NAN_E * NAN_K + k] == i % NAN_E;
+        const bool spoilt = normalize && chosen && i >= NAN_E;
+        RIG_TRUE(r, isnan(alone[i]) == (!sigmoid || isnan(x.logits[i]) || spoilt));
+        RIG_TRUE(r, isnan(with_losses[i]));
+    }
+    const float *loss = losses_of(r, a);
+    RIG_TRUE(r, isnan(loss[0]) && isnan(loss[1]) == !sigmoid);
+    RIG_TRUE(r, fabsf(loss[2] - (float)NAN_K / NAN_E) < 1e-6f);
+}
+
+/* What is not active has neither weight nor gradient. */
+static void variable_nans(rig *r, mz_router_kind kind, bool proxy_paper) {
+    static const int32_t want[] = {2, 33, 4, 38, 39};
+    static const int64_t want_begin[NAN_T + 1] = {0, 2, 2, 3, 5};
+    static const double want_weight[] = {3, 2, 1, 1, 2};
+    const setting s = {
+        .kind = kind, .tokens = NAN_T, .experts = NAN_E, .k = NAN_K, .proxy_paper = proxy_paper};
+    routed x = prepare(r, &s, false);
+    set_nans(r, &x);
+    mz_router *a = &x.args;
+    RIG_OK(r, mz_router_forward(r->kernels, 0, a,
+                                rig_workspace(r, mz_router_workspace(r->kernels, a))));
+    expect_experts(r, a, want, 5);
+    RIG_TRUE(r, memcmp(rig_get(r, a->token_begin), want_begin, sizeof want_begin) == 0);
+    const float *weight = rig_floats(r, a->weight);
+    int64_t count[NAN_E] = {0};
+    const double ones[] = {1, 1, 1, 1, 1};
+    for (int i = 0; i < 5; i++) {
+        RIG_TRUE(r, rig_same(weight[i], 1.25 * want_weight[i], 2e-6));
+        count[want[i]]++;
+    }
+    a->dweight = rig_put_floats(r, ones, 5);
+    a->count = rig_in(r, count, sizeof count);
+    a->balance_mix = 0.4f;
+    double zeros[NAN_E] = {0};
+    a->dbias = rig_put_floats(r, zeros, NAN_E);
+    a->dgain = rig_put_floats(r, zeros, NAN_E);
+    const double *dl = slopes(r, a, true);
+    const float *bias = rig_floats(r, a->dbias), *gain = rig_floats(r, a->dgain);
+    for (int i = 0; i < NAN_T * NAN_E; i++)
+        RIG_TRUE(r, isfinite(dl[i]) && isfinite(bias[i % NAN_E]) && isfinite(gain[i % NAN_E]));
+    const float *loss = losses_of(r, a);
+    RIG_TRUE(r, isfinite(loss[0]) && fabsf(loss[2] - 5.0f / (NAN_T * NAN_E)) < 1e-6f);
+}
+
 /* NaN ranks last, with negative infinity: as many experts as there should be, each once, the same
  * on every backend. */
 static void check_not_numbers(rig *r) {
-    enum { T = 4, E = 40, K = 3 };
-    const int32_t want[T][K] = {{2, 33, 1}, {0, 1, 2}, {4, 0, 1}, {39, 38, 0}};
-    for (int kind = MZ_ROUTER_SOFTMAX; kind <= MZ_ROUTER_SIGMOID; kind++) {
-        const setting s = {.kind = kind, .tokens = T, .experts = E, .k = K};
-        routed x = prepare(r, &s, false);
-        for (int i = 0; i < T * E; i++)
-            x.logits[i] = i < E ? -5 : NAN;
-        x.logits[0] = NAN;
-        x.logits[2] = 3;
-        x.logits[33] = 2;
-        x.logits[2 * E + 4] = 1;
-        x.logits[3 * E + 39] = 2;
-        x.logits[3 * E + 38] = 1;
-        x.args.logits = rig_put_floats(r, x.logits, T * E);
-        void *workspace = rig_workspace(r, mz_router_workspace(r->kernels, &x.args));
-        RIG_OK(r, mz_router_forward(r->kernels, 0, &x.args, workspace));
-        const int32_t *expert = rig_get(r, x.args.expert);
-        for (int i = 0; i < T * K; i++)
-            if (expert[i] != want[i / K][i % K])
-                rig_fail(r, "token %d, slot %d: expert %d, not %d", i / K, i % K, (int)expert[i],
-                         (int)want[i / K][i % K]);
+    for (int normalize = 0; normalize < 2; normalize++) {
+        fixed_nans(r, MZ_ROUTER_SOFTMAX, normalize);
+        fixed_nans(r, MZ_ROUTER_SIGMOID, normalize);
+        fixed_nans(r, MZ_ROUTER_AOE, true);
+        variable_nans(r, MZ_ROUTER_RELU, false);
+        variable_nans(r, MZ_ROUTER_ROUTING_FREE, normalize);
+    }
+}
+
+static void grouped(rig *r, setting s, const double *logits, const double *bias,
+                    const int32_t *want) {
+    s.kind = MZ_ROUTER_SIGMOID;
+    routed x = prepare(r, &s, false);
+    x.args.logits = rig_put_floats(r, logits, s.tokens * s.experts);
+    x.args.bias = bias ? rig_put_floats(r, bias, s.experts) : NULL;
+    RIG_OK(r, mz_router_forward(r->kernels, 0, &x.args,
+                                rig_workspace(r, mz_router_workspace(r->kernels, &x.args))));
+    expect_experts(r, &x.args, want, (int)s.tokens * s.k);
+}
+
+/* Groups with two numbers come before those with one, and these before those with none. */
+static void check_groups_of_nans(rig *r) {
+    const double N = NAN;
+    grouped(r, (setting){.tokens = 4, .experts = 8, .k = 2, .n_group = 4, .topk_group = 2},
+            (double[]){N, N, 0.5, N,  N, N, N, 1,  /* groups 3 and 1 have numbers */
+                       N, 3, -2,  -1, N, N, 0, -3, /* groups 3 and 1 have two */
+                       1, 2, N,   N,  3, N, N, N,  /* group 0 has two, group 2 one */
+                       N, N, N,   N,  N, N, N, N},
+            NULL, (int32_t[]){7, 2, 6, 3, 4, 1, 0, 1});
+    grouped(r, (setting){.tokens = 1, .experts = 6, .k = 2, .n_group = 6, .topk_group = 2},
+            (double[]){N, 1, N, 3, 2, N}, NULL, (int32_t[]){3, 4});
+    /* A bias without bounds beside a NaN makes no NaN of its group. */
+    grouped(r, (setting){.tokens = 1, .experts = 4, .k = 1, .n_group = 2, .topk_group = 1},
+            (double[]){1, N, 2, 3}, (double[]){INFINITY, 0, 0, 0}, (int32_t[]){3});
+}
+
+/* A row with a NaN is NaN, one with an infinity 0 but there; the others go on. */
+static void check_norms_of_nans(rig *r) {
+    enum { ROWS = 4, R = 24 };
+    for (int type = MZ_F32; type <= MZ_BF16; type++) {
+        double *z = rig_normals(r, (mz_dtype)type, ROWS * R, 1);
+        z[R + 5] = NAN;
+        z[2 * R + 7] = -INFINITY;
+        const double one[ROWS] = {1, 1, 1, 1};
+        const void *in = rig_put(r, (mz_dtype)type, z, ROWS * R);
+        float *norm = rig_room(r, MZ_F32, ROWS), *slope = rig_put_floats(r, one, ROWS);
+        void *dz = rig_room(r, (mz_dtype)type, ROWS * R);
+        RIG_OK(r, mz_gate_norms(r->kernels, 0, (mz_dtype)type, in, 2, 2, R, norm));
+        RIG_OK(r,
+               mz_gate_norms_backward(r->kernels, 0, (mz_dtype)type, in, norm, slope, 2, 2, R, dz));
+        const double *got = rig_values(r, (mz_dtype)type, dz);
+        for (int i = 0; i < ROWS * R; i++) {
+            const double size = sqrt(ref_dot(z + i / R * R, z + i / R * R, R));
+            RIG_TRUE(r, rig_same(got[i], z[i] / size, 0x1p-8));
+        }
     }
 }
 
@@ -372,6 +528,8 @@ static void check_lambda(rig *r) {
     RIG_TRUE(r, mz_adapt_lambda(0.5f, 0.02f, 0.25f, 0.25f, 1) == 0.5f);
     RIG_TRUE(r, fabsf(mz_adapt_lambda(0.5f, 0.02f, 0.1f, 0.25f, 1) - 0.5f / 1.02f) < 1e-7f);
     RIG_TRUE(r, fabsf(mz_adapt_lambda(3, 0.2f, 0.3f, 0.25f, INFINITY) - 3.6f) < 1e-6f);
+    RIG_TRUE(r, isnan(mz_adapt_lambda(NAN, 0.02f, 0.3f, 0.25f, 1)));
+    RIG_TRUE(r, isnan(mz_adapt_lambda(0.5f, 0.02f, NAN, 0.25f, 1)));
 }
 
 const check checks_of_routers[] = {{"forward", check_forward},
@@ -379,5 +537,7 @@ const check checks_of_routers[] = {{"forward", check_forward},
                                    {"gradients", check_gradients},
                                    {"extremes", check_extremes},
                                    {"not numbers", check_not_numbers},
+                                   {"groups of not numbers", check_groups_of_nans},
+                                   {"norms of not numbers", check_norms_of_nans},
                                    {"lambda", check_lambda},
                                    {NULL, NULL}};

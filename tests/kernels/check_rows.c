@@ -372,11 +372,7 @@ static void check_swiglu_back(rig *r) {
 
 /* NaN, infinity of a sign, or a number near the one wanted. */
 static void same_kind(rig *r, const char *what, mz_dtype type, double u, double got, double want) {
-    const bool same = isnan(want) ? isnan(got)
-                      : isinf(want)
-                          ? got == want
-                          : fabs(got - want) <= (4e-6 + store_error(type)) * fabs(want) + 1e-30;
-    if (!same)
+    if (!rig_same(got, want, (4e-6 + store_error(type)) * fabs(want) + 1e-30))
         rig_fail(r, "%s of a gate of %g is %g, not %g", what, u, got, want);
 }
 
@@ -480,6 +476,23 @@ static void check_memory(rig *r) {
     RIG_TRUE(r, strlen(mz_kernels_describe(k)) > 0);
 }
 
+/* What a stream has copied another one copies on, once it has waited. */
+static void check_streams(rig *r) {
+    const int64_t n = r->small ? 1000 : 4 << 20;
+    mz_kernels *k = r->kernels;
+    const double *values = rig_normals(r, MZ_F32, n, 1);
+    const void *from = rig_put_floats(r, values, n);
+    void *between = rig_room(r, MZ_F32, n), *to = rig_room(r, MZ_F32, n);
+    const size_t bytes = sizeof(float) * (size_t)n;
+    RIG_OK(r, mz_kernels_copy(k, 0, MZ_COPY_INSIDE, between, from, bytes));
+    RIG_OK(r, mz_kernels_wait(k, 1, 0));
+    RIG_OK(r, mz_kernels_copy(k, 1, MZ_COPY_INSIDE, to, between, bytes));
+    RIG_OK(r, mz_kernels_sync(k, 1));
+    RIG_TRUE(r, memcmp(rig_get(r, to), rig_get(r, from), bytes) == 0);
+    RIG_TRUE(r, mz_kernels_wait(k, 2, 0) == MZ_K_EINVAL && mz_kernels_wait(k, 0, 2) == MZ_K_EINVAL);
+    RIG_TRUE(r, mz_kernels_wait(k, -1, 0) == MZ_K_EINVAL);
+}
+
 /* All of it stays; what is free shrinks by what is taken. Of the machine's memory others take, too.
  */
 static void check_room(rig *r) {
@@ -504,6 +517,7 @@ static void check_room(rig *r) {
 }
 
 const check checks_of_rows[] = {{"memory", check_memory},
+                                {"streams", check_streams},
                                 {"room", check_room},
                                 {"narrow", check_narrow},
                                 {"not a number", check_not_a_number},

@@ -21,8 +21,9 @@ typedef struct state {
     double *p, *g, *m, *v, *row, *col, *u;
 } state;
 
+/* As numpy's maximum: NaN stays. */
 static double at_least(double x, double least) {
-    return x > least ? x : least;
+    return x < least ? least : x;
 }
 
 static void factored(state *s, int64_t z, double beta2, double added, double least, double floor) {
@@ -56,9 +57,9 @@ static void clip(state *s) {
         double sum = 0;
         for (int64_t i = first; i < first + step; i++)
             sum += s->u[i] * s->u[i];
-        const double rms = sqrt(sum / (double)step);
-        for (int64_t i = first; a->clip_rms && rms > 1 && i < first + step; i++)
-            s->u[i] /= rms;
+        const double divisor = a->clip_rms ? at_least(sqrt(sum / (double)step), 1) : 1;
+        for (int64_t i = first; i < first + step; i++)
+            s->u[i] /= divisor;
     }
 }
 
@@ -102,7 +103,7 @@ static void lion_update(state *s) {
     const double b1 = s->args->beta1, b2 = s->args->beta2;
     for (int64_t i = 0; i < s->at.matrices * s->at.rows * s->at.cols; i++) {
         const double c = b1 * s->m[i] + (1 - b1) * s->g[i];
-        s->u[i] = (c > 0) - (c < 0);
+        s->u[i] = isnan(c) ? c : (c > 0) - (c < 0);
         s->m[i] = b2 * s->m[i] + (1 - b2) * s->g[i];
     }
 }
@@ -159,27 +160,56 @@ static void give_state(rig *r, mz_update *a, const state *s) {
 }
 
 /* What gradients are multiplied with before they are scaled. */
-typedef double (*relief)(tensor at, int64_t row, int64_t col, int64_t t);
+typedef double (*relief)(tensor at, int64_t matrix, int64_t row, int64_t col, int64_t t);
 
 /* Columns of very different size; of each matrix row 2 is far below the others, under the floor of
  * its factor, and row 3 has no gradient at first. */
-static double rough(tensor at, int64_t row, int64_t col, int64_t t) {
-    (void)at;
+static double rough(tensor at, int64_t matrix, int64_t row, int64_t col, int64_t t) {
+    (void)at, (void)matrix;
     return (row == 2 ? 0x1p-20 : row == 3 && t < 3 ? 0 : 1) * exp2((double)(col % 7) - 3);
 }
 
 /* Upper rows live in the left columns, lower rows in the right ones. From the second step on, when
  * the upper rows grow, the lower are far under the floor of their factors: these would make the
  * squares of their updates ten million times what the floor makes them. */
-static double apart(tensor at, int64_t row, int64_t col, int64_t t) {
+static double apart(tensor at, int64_t matrix, int64_t row, int64_t col, int64_t t) {
+    (void)matrix;
     const bool lower = row >= (at.rows + 1) / 2, right = col >= at.cols / 2;
     return lower != right ? 0 : lower ? 0x1p-26 : t < 2 ? 0x1p-20 : 1;
 }
 
 /* Row 2 is under the floor of its factor by about a quarter, on wide matrices. */
-static double near_floor(tensor at, int64_t row, int64_t col, int64_t t) {
-    (void)at, (void)col, (void)t;
+static double near_floor(tensor at, int64_t matrix, int64_t row, int64_t col, int64_t t) {
+    (void)at, (void)matrix, (void)col, (void)t;
     return row == 2 ? 0.87e-4 : 1;
+}
+
+/* In the second step one value of the last matrix is not a number, or infinite. */
+static bool is_spoilt(tensor at, int64_t matrix, int64_t row, int64_t col, int64_t t) {
+    return t == 2 && matrix == at.matrices - 1 && row == at.rows / 2 && col == at.cols / 3;
+}
+static double one_nan(tensor at, int64_t matrix, int64_t row, int64_t col, int64_t t) {
+    return is_spoilt(at, matrix, row, col, t) ? NAN : 1;
+}
+static double one_infinite(tensor at, int64_t matrix, int64_t row, int64_t col, int64_t t) {
+    return is_spoilt(at, matrix, row, col, t) ? INFINITY : 1;
+}
+
+static void compare_state(rig *r, const state *s, double size) {
+    const mz_update *a = s->args;
+    const struct {
+        const float *got;
+        const double *want;
+    } parts[] = {{a->m, s->m}, {a->v, s->v}, {a->row, s->row}, {a->col, s->col}};
+    for (int i = 0; i < 4; i++) {
+        const double *got = parts[i].got ? rig_values(r, MZ_F32, parts[i].got) : NULL;
+        const int64_t n = got ? (int64_t)(rig_size(r, parts[i].got) / 4) : 0;
+        for (int64_t j = 0; j < n; j++)
+            if (!rig_same(got[j], parts[i].want[j],
+                          4e-6 * fabs(parts[i].want[j]) + 1e-6 * size * (i == 0 ? 1 : size)))
+                rig_fail(r, "kind %d, state %d: [%lld] is %.9g, not %.9g", (int)a->kind, i,
+                         (long long)j, got[j], parts[i].want[j]);
+    }
 }
 
 static void steps(rig *r, mz_update a, tensor at, double size, relief part) {
@@ -190,10 +220,12 @@ static void steps(rig *r, mz_update a, tensor at, double size, relief part) {
     a.grad_scale = rig_put_floats(r, &scale, 1);
     void *workspace = rig_workspace(r, mz_update_workspace(r->kernels, &a));
     double *drift = rig_host(r, 8 * (size_t)n);
+    const double place = a.type == MZ_BF16 ? 0x1p-8 : 1.3e-7;
     for (int64_t t = 1; t <= 3; t++) {
         const double *g = rig_normals(r, a.gradient_type, n, size);
         for (int64_t i = 0; i < n; i++) {
-            const double here = part(at, i / at.cols % at.rows, i % at.cols, t);
+            const double here =
+                part(at, i / at.cols / at.rows, i / at.cols % at.rows, i % at.cols, t);
             s.g[i] = ref_stored(a.gradient_type, g[i] * here);
         }
         a.gradient = rig_put(r, a.gradient_type, s.g, n);
@@ -201,26 +233,20 @@ static void steps(rig *r, mz_update a, tensor at, double size, relief part) {
         for (int64_t i = 0; i < n; i++)
             s.g[i] *= scale;
         RIG_OK(r, mz_update_step(r->kernels, 0, &a, workspace));
+        for (int64_t i = 0; a.type == MZ_BF16 && i < n; i++) /* rounded when it has decayed */
+            drift[i] += place * fabs(s.p[i]);
         step_in_double(&s, t);
         for (int64_t i = 0; i < n; i++) /* of one fp32 step, relative to its size and p's */
-            drift[i] += 4e-6 * (double)a.rate * fabs(s.u[i]) + 1.3e-7 * fabs(s.p[i]) +
-                        1e-6 * (double)a.rate;
+            drift[i] +=
+                4e-6 * (double)a.rate * fabs(s.u[i]) + place * fabs(s.p[i]) + 1e-6 * (double)a.rate;
     }
     const double *p = rig_values(r, a.type, a.parameter);
     for (int64_t i = 0; i < n; i++)
-        if (!(fabs(p[i] - s.p[i]) <= drift[i]))
+        if (!rig_same(p[i], s.p[i], drift[i]))
             rig_fail(r, "kind %d, %lld x %lld x %lld, size %g: p[%lld] is %.9g, not %.9g (+- %.2g)",
                      (int)a.kind, (long long)at.matrices, (long long)at.rows, (long long)at.cols,
                      size, (long long)i, p[i], s.p[i], drift[i]);
-    const struct {
-        const float *got;
-        const double *want;
-    } parts[] = {{a.m, s.m}, {a.v, s.v}, {a.row, s.row}, {a.col, s.col}};
-    for (int i = 0; i < 4; i++)
-        if (parts[i].got)
-            rig_near(r, "state", rig_values(r, MZ_F32, parts[i].got), parts[i].want,
-                     (int64_t)(rig_size(r, parts[i].got) / 4), 4e-6,
-                     1e-6 * size * (i == 0 ? 1 : size));
+    compare_state(r, &s, size);
 }
 
 static const tensor tensors[] = {{1, 1, 8},   {1, 40, 1},  {3, 24, 40},  {2, 7, 72},
@@ -287,6 +313,32 @@ static void check_lion(rig *r) {
     each_tensor(r, settings_of(MZ_UPDATE_LION), 1e-3);
 }
 
+/* What depends on a NaN or an infinity of the gradient becomes what the formulas make of it, in
+ * these steps and those that follow; other matrices go on. */
+static void spoil(rig *r, mz_update a) {
+    const tensor at[] = {{3, 7, 40}, {2, 24, 1}};
+    for (int i = 0; i < 2 * 2 * 2 * 3; i++) {
+        a.type = (mz_dtype)(i / 2 % 2);
+        a.gradient_type = (mz_dtype)(i / 4 % 2);
+        a.clip_rms = i / 8 > 0;
+        a.clip_tensor = i / 8 > 1;
+        steps(r, a, at[i % 2], 1, one_nan);
+        steps(r, a, at[i % 2], 1, one_infinite);
+        rig_clear(r);
+    }
+}
+static void check_spoilt(rig *r) {
+    for (int tier = 0; tier < 4; tier++) {
+        mz_update a = settings_of(MZ_UPDATE_SKEWADAM);
+        a.momentum = tier & 1;
+        a.factored = tier & 2;
+        spoil(r, a);
+    }
+    spoil(r, settings_of(MZ_UPDATE_ADAFACTOR));
+    spoil(r, settings_of(MZ_UPDATE_ADAMW));
+    spoil(r, settings_of(MZ_UPDATE_LION));
+}
+
 /* ---- Muon: the update is orthogonal up to what the iteration promises --------------------------
  */
 
@@ -325,6 +377,27 @@ static void check_muon(rig *r) {
     muon(r, 16, 40, false);
     muon(r, 40, 16, true);
     muon(r, 24, 24, false);
+}
+
+/* Every value of an orthogonal matrix depends on every value of the gradient. */
+static void check_spoilt_muon(rig *r) {
+    enum { ROWS = 16, COLS = 24, N = ROWS * COLS };
+    for (int i = 0; i < 4; i++) {
+        mz_update a = settings_of(MZ_UPDATE_MUON);
+        a.newton_schulz = 3;
+        a.step = 1;
+        a.type = (mz_dtype)(i % 2);
+        const state s = make_state(r, &a, (tensor){2, ROWS, COLS});
+        give_state(r, &a, &s);
+        double *g = rig_normals(r, MZ_F32, 2 * N, 1);
+        g[N + 100] = i < 2 ? NAN : INFINITY;
+        a.gradient = rig_put_floats(r, g, 2 * N);
+        void *workspace = rig_workspace(r, mz_update_workspace(r->kernels, &a));
+        RIG_OK(r, mz_update_step(r->kernels, 0, &a, workspace));
+        const double *p = rig_values(r, a.type, a.parameter);
+        for (int e = 0; e < 2 * N; e++)
+            RIG_TRUE(r, e < N ? isfinite(p[e]) : isnan(p[e]));
+    }
 }
 
 /* ---- writing bf16 parameters --------------------------------------------------------------------
@@ -569,7 +642,9 @@ const check checks_of_updates[] = {{"skewadam", check_skewadam},
                                    {"adamw", check_adamw},
                                    {"adafactor", check_adafactor},
                                    {"lion", check_lion},
+                                   {"spoilt gradients", check_spoilt},
                                    {"muon", check_muon},
+                                   {"spoilt gradients of muon", check_spoilt_muon},
                                    {"bias of writing", check_bias},
                                    {"decay of bf16", check_decay},
                                    {"random bits", check_bits},

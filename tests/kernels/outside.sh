@@ -27,6 +27,12 @@ printf '#include <mizan/kernels.h>\n' | cc -x c++ -Wall -Wextra -Werror -fsyntax
 # shellcheck disable=SC2046
 cc -Wall -Wextra -Werror -o "$work/layer" "$root/kernels/example/layer.c" $(flags --cflags --libs) -lm
 "$work/layer"
+# cuBLAS is opened when it is asked for, and C++ stays behind the interface.
+needed=$(readelf -d "$library")
+if grep -E 'NEEDED.*lib(stdc\+\+|cublas)' <<<"$needed"; then
+    echo "outside.sh: the library should not need these"
+    exit 1
+fi
 # Nothing but the interface is visible.
 if nm -D --defined-only "$library" | awk '{print $3}' | grep -v '^mz_'; then
     echo "outside.sh: these names should not be exported"

@@ -270,6 +270,12 @@ float *rig_floats(rig *r, const void *memory) {
     return rig_get(r, memory);
 }
 
+bool rig_same(double got, double want, double bound) {
+    if (isnan(want) || isinf(want))
+        return isnan(want) ? isnan(got) : got == want;
+    return fabs(got - want) <= bound;
+}
+
 void rig_near(rig *r, const char *what, const double *got, const double *want, int64_t n,
               double relative, double absolute) {
     for (int64_t i = 0; i < n; i++)

@@ -65,7 +65,9 @@ void *rig_put_floats(rig *r, const double *values, int64_t n);
 void *rig_room(rig *r, mz_dtype type, int64_t n); /* rig_out of n values */
 double *rig_values(rig *r, mz_dtype type, const void *memory);
 float *rig_floats(rig *r, const void *memory);
-/* |got - want| <= bound for each; NaN fails. Prints the worst. */
+/* NaN where NaN is wanted, an infinity of the same sign, or |got - want| <= bound. */
+bool rig_same(double got, double want, double bound);
+/* |got - want| <= relative * |want| + absolute for each; NaN fails. */
 void rig_near(rig *r, const char *what, const double *got, const double *want, int64_t n,
               double relative, double absolute);
 size_t rig_width(mz_dtype type);
