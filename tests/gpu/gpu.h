@@ -16,6 +16,8 @@ typedef struct shape {
     int64_t tokens, hidden, intermediate;
     int32_t experts, k;
     bool skewed; /* expert e draws pairs in proportion to (e + 1)^-0.8, else all the same */
+    bool large;  /* as the goals of products and of the whole backward want it: at least 256 kept
+                    rows of every expert; or a small one that stands for it */
 } shape;
 
 enum { LAYER_BUFFERS = 64 };
@@ -47,8 +49,16 @@ void layer_close(layer *l);
 
 /* ---- timings (timing.c) -------------------------------------------------------------------------
  */
+/* What an operation is to reach at least, or where it is a share of another's time at most. */
+typedef struct goal {
+    enum { GOAL_NONE, GOAL_COPY_SHARE, GOAL_FLOPS, GOAL_TIME_SHARE } kind;
+    double value;   /* of the measured copy's bytes/s; FLOP/s; of the time of `of` on its shape */
+    const char *of; /* an operation */
+} goal;
+
 typedef struct timing {
     const char *operation, *shape;
+    goal goal;
     double seconds;      /* NaN: refused, `message` says why */
     double flops, bytes; /* of one call: the least possible */
     char message[160];

@@ -136,6 +136,56 @@ static double floor_of(const timings *t, const timing *one) {
     return one->flops > 0 && t->matrix_rate <= 0 ? 0 : fmax(compute, memory);
 }
 
+/* How much of its goal's quantity an operation shows; NaN: not timed, or what it is held against.
+ */
+static double shown(const timings *t, const timing *one) {
+    double of = NAN;
+    switch (one->goal.kind) {
+    case GOAL_COPY_SHARE:
+        return t->copy_rate > 0 ? one->bytes / one->seconds / t->copy_rate : NAN;
+    case GOAL_FLOPS:
+        return one->flops / one->seconds;
+    case GOAL_TIME_SHARE:
+        for (int i = 0; i < t->n; i++)
+            if (strcmp(t->at[i].operation, one->goal.of) == 0 &&
+                strcmp(t->at[i].shape, one->shape) == 0)
+                of = t->at[i].seconds;
+        return one->seconds / of;
+    default:
+        return NAN;
+    }
+}
+
+static const char *verdict(const timings *t, const timing *one) {
+    const double x = shown(t, one);
+    if (isnan(x))
+        return "not known";
+    return (one->goal.kind == GOAL_TIME_SHARE ? x <= one->goal.value : x >= one->goal.value)
+               ? "met"
+               : "missed";
+}
+
+static void print_goal(const timings *t, const timing *one) {
+    char text[60] = "-";
+    const goal *g = &one->goal;
+    const double x = shown(t, one);
+    if (g->kind == GOAL_COPY_SHARE)
+        snprintf(text, sizeof text, ">= %.0f%% copy: %.0f%%", 100 * g->value, 100 * x);
+    if (g->kind == GOAL_FLOPS)
+        snprintf(text, sizeof text, ">= %.0f TFLOP/s", 1e-12 * g->value);
+    if (g->kind == GOAL_TIME_SHARE)
+        snprintf(text, sizeof text, "<= %.2f full: %.3f", g->value, x);
+    printf(" %-19s %-9s", text, g->kind == GOAL_NONE ? "" : verdict(t, one));
+}
+
+/* Operations with a goal that have this verdict. */
+static int count_verdicts(const timings *t, const char *which) {
+    int n = 0;
+    for (int i = 0; i < t->n; i++)
+        n += t->at[i].goal.kind != GOAL_NONE && strcmp(verdict(t, &t->at[i]), which) == 0;
+    return n;
+}
+
 /* Lines "operation shape peer milliseconds", tab-separated, that name this operation. */
 static void print_peers(const char *path, const timing *one) {
     FILE *file = path ? fopen(path, "r") : NULL;
@@ -157,8 +207,8 @@ static void print_peers(const char *path, const timing *one) {
 }
 
 static void print_table(const timings *t, const settings *s) {
-    printf("%-32s %-24s %9s %9s %9s %8s %7s %6s  %s\n", "operation", "shape", "TFLOP", "GB", "ms",
-           "TFLOP/s", "TB/s", "floor", "peers (their time / ours)");
+    printf("%-32s %-24s %9s %9s %9s %8s %7s %6s %-19s %-9s  %s\n", "operation", "shape", "TFLOP",
+           "GB", "ms", "TFLOP/s", "TB/s", "floor", "goal", "", "peers (their time / ours)");
     for (int i = 0; i < t->n; i++) {
         const timing *one = &t->at[i];
         printf("%-32s %-24s ", one->operation, one->shape);
@@ -169,6 +219,7 @@ static void print_table(const timings *t, const settings *s) {
         printf("%9.4f %9.4f %9.4f %8.1f %7.3f %5.0f%%", 1e-12 * one->flops, 1e-9 * one->bytes,
                1e3 * one->seconds, 1e-12 * one->flops / one->seconds,
                1e-12 * one->bytes / one->seconds, 100 * floor_of(t, one) / one->seconds);
+        print_goal(t, one);
         print_peers(s->peers, one);
         putchar('\n');
     }
@@ -176,10 +227,31 @@ static void print_table(const timings *t, const settings *s) {
            "cuBLAS product %.0f TFLOP/s; floor: least time by these over "
            "time taken%s\n",
            1e-12 * t->copy_rate, 1e-12 * t->matrix_rate, t->cut ? "; cut short by the clock" : "");
+    printf("goals: %d met, %d missed, %d not known%s\n", count_verdicts(t, "met"),
+           count_verdicts(t, "missed"), count_verdicts(t, "not known"),
+           s->small ? " (small shapes, emulated: this says nothing of a GPU)" : "");
 }
 
-static void print_json(FILE *json, const timings *t) {
-    fprintf(json, "{\"copy_bytes_per_second\": %.6g, \"matrix_flops_per_second\": %.6g,\n",
+static void print_json_goal(FILE *json, const timings *t, const timing *one) {
+    static const char *const unit[] = {NULL, "share of copy bytes/s, at least", "FLOP/s, at least",
+                                       "share of time, at most"};
+    const double x = shown(t, one);
+    if (one->goal.kind == GOAL_NONE)
+        return;
+    fprintf(json, ", \"goal\": %.6g, \"goal_is\": \"%s\"", one->goal.value, unit[one->goal.kind]);
+    if (one->goal.of) {
+        fputs(", \"goal_of\": ", json);
+        print_text(json, one->goal.of);
+    }
+    if (!isnan(x))
+        fprintf(json, ", \"reached\": %.6g", x);
+    fprintf(json, ", \"verdict\": \"%s\"", verdict(t, one));
+}
+
+static void print_json(FILE *json, const timings *t, bool small) {
+    fprintf(json, "{\"emulated\": %s, \"goals_met\": %d, \"goals_missed\": %d,\n",
+            small ? "true" : "false", count_verdicts(t, "met"), count_verdicts(t, "missed"));
+    fprintf(json, "\"copy_bytes_per_second\": %.6g, \"matrix_flops_per_second\": %.6g,\n",
             t->copy_rate, t->matrix_rate);
     fprintf(json, "\"complete\": %s, \"operations\": [\n", t->cut ? "false" : "true");
     for (int i = 0; i < t->n; i++) {
@@ -195,6 +267,7 @@ static void print_json(FILE *json, const timings *t) {
                 ", \"seconds\": %.9g, \"flops\": %.9g, \"bytes\": %.9g, \"floor_seconds\": %.9g",
                 one->seconds, one->flops, one->bytes, floor_of(t, one));
         }
+        print_json_goal(json, t, one);
         fputc('}', json);
     }
     fputs("]}\n", json);
@@ -208,7 +281,7 @@ static int run_timings(rig *r, const settings *s, FILE *json) {
         time_all(r->kernels, s->small, s->seed, now_seconds() + s->seconds, s->failed, t);
     print_table(t, s);
     if (json)
-        print_json(json, t);
+        print_json(json, t, s->small);
     if (status != MZ_K_OK)
         printf("gpu: %s\n", mz_kernels_error(r->kernels));
     free(t);

@@ -7,13 +7,13 @@
 
 /* Qwen3-30B-A3B's experts at two batch sizes and with skewed counts; GLM-4.5-Air's. What has a goal
  * first. */
-static const shape shapes[] = {{"qwen3-30b 32768", 32768, 2048, 768, 128, 8, false},
-                               {"qwen3-30b 32768 skewed", 32768, 2048, 768, 128, 8, true},
-                               {"qwen3-30b 8192", 8192, 2048, 768, 128, 8, false},
-                               {"qwen3-30b 8192 skewed", 8192, 2048, 768, 128, 8, true},
-                               {"glm-4.5-air 8192", 8192, 4096, 1408, 128, 8, false}};
-static const shape small_shapes[] = {{"small", 24, 64, 32, 8, 2, false},
-                                     {"small skewed", 24, 64, 32, 8, 2, true}};
+static const shape shapes[] = {{"qwen3-30b 32768", 32768, 2048, 768, 128, 8, false, true},
+                               {"qwen3-30b 32768 skewed", 32768, 2048, 768, 128, 8, true, true},
+                               {"qwen3-30b 8192", 8192, 2048, 768, 128, 8, false, false},
+                               {"qwen3-30b 8192 skewed", 8192, 2048, 768, 128, 8, true, false},
+                               {"glm-4.5-air 8192", 8192, 4096, 1408, 128, 8, false, false}};
+static const shape small_shapes[] = {{"small", 24, 64, 32, 8, 2, false, true},
+                                     {"small skewed", 24, 64, 32, 8, 2, true, true}};
 
 double now_seconds(void) {
     struct timespec t;
@@ -325,14 +325,13 @@ static mz_kstatus skewadam_factored(layer *l, cost *c) {
                               .factored = true,
                               .clip_rms = true,
                               .beta2 = 0.999F,
-                              .eps = 1e-30F,
+                              .eps = 1e-8F,
                               .rounding = MZ_ROUND_STOCHASTIC,
                               .row = l->row,
                               .col = l->col},
                   8);
 }
-/* The gradient once (2), the momentum read, written and read again (4 + 4 + 4), the parameter (2 +
- * 2). */
+/* The first sweep reads the gradient and brings the momentum up to date, the second reads that. */
 static mz_kstatus skewadam_momentum(layer *l, cost *c) {
     return update(l, c,
                   (mz_update){.kind = MZ_UPDATE_SKEWADAM,
@@ -341,7 +340,7 @@ static mz_kstatus skewadam_momentum(layer *l, cost *c) {
                               .clip_rms = true,
                               .beta1 = 0.9F,
                               .beta2 = 0.999F,
-                              .eps = 1e-30F,
+                              .eps = 1e-8F,
                               .rounding = MZ_ROUND_STOCHASTIC,
                               .m = l->m,
                               .row = l->row,
@@ -354,7 +353,7 @@ static mz_kstatus skewadam_full(layer *l, cost *c) {
                   (mz_update){.kind = MZ_UPDATE_SKEWADAM,
                               .clip_rms = true,
                               .beta2 = 0.999F,
-                              .eps = 1e-30F,
+                              .eps = 1e-8F,
                               .rounding = MZ_ROUND_STOCHASTIC,
                               .v = l->v},
                   20);
@@ -398,32 +397,37 @@ static mz_kstatus adamw(layer *l, cost *c) {
                   22);
 }
 
+/* Of DESIGN section 9; the products' of the large shapes, with wgmma and with mma.sync. */
+static const goal copy_70 = {GOAL_COPY_SHARE, 0.7, NULL}, copy_80 = {GOAL_COPY_SHARE, 0.8, NULL},
+                  wgmma_450 = {GOAL_FLOPS, 450e12, NULL}, mma_300 = {GOAL_FLOPS, 300e12, NULL};
+
 /* `list`: the checks that an operation must have passed. */
 static const struct {
     const char *name, *list;
     operation *run;
+    const goal *goal; /* or NULL */
 } operations[] = {{"copy (ceiling)", NULL, copy},
                   {"cuBLAS plain product (ceiling)", "vendor", cublas_plain},
-                  {"up forward", "products", up_forward},
-                  {"up forward + SwiGLU + norms", "products", expert_up},
-                  {"down forward", "products", down_forward},
-                  {"up dgrad", "products", up_dgrad},
-                  {"up wgrad", "products", up_wgrad},
-                  {"up wgrad, fp32", "products", up_wgrad_wide},
-                  {"up forward, mma.sync", "products-mma", up_forward_mma},
-                  {"up fwd + SwiGLU, mma.sync", "products-mma", expert_up_mma},
-                  {"up dgrad, mma.sync", "products-mma", up_dgrad_mma},
-                  {"up wgrad, mma.sync", "products-mma", up_wgrad_mma},
+                  {"up forward", "products", up_forward, &wgmma_450},
+                  {"up forward + SwiGLU + norms", "products", expert_up, &wgmma_450},
+                  {"down forward", "products", down_forward, &wgmma_450},
+                  {"up dgrad", "products", up_dgrad, &wgmma_450},
+                  {"up wgrad", "products", up_wgrad, &wgmma_450},
+                  {"up wgrad, fp32", "products", up_wgrad_wide, &wgmma_450},
+                  {"up forward, mma.sync", "products-mma", up_forward_mma, &mma_300},
+                  {"up fwd + SwiGLU, mma.sync", "products-mma", expert_up_mma, &mma_300},
+                  {"up dgrad, mma.sync", "products-mma", up_dgrad_mma, &mma_300},
+                  {"up wgrad, mma.sync", "products-mma", up_wgrad_mma, &mma_300},
                   {"cuBLAS grouped up forward", "vendor", cublas_forward},
                   {"cuBLAS grouped up dgrad", "vendor", cublas_dgrad},
                   {"cuBLAS grouped up wgrad", "vendor", cublas_wgrad},
                   {"cuBLAS grouped up wgrad, fp32", "vendor", cublas_wgrad_wide},
-                  {"row norms", "rows", row_norms},
+                  {"row norms", "rows", row_norms, &copy_80},
                   {"row dots", "rows", row_dots},
                   {"bf16 to fp32", "rows", widen},
-                  {"pack", "rows", pack_rows},
+                  {"pack", "rows", pack_rows, &copy_70},
                   {"unpack", "rows", unpack_rows},
-                  {"combine", "rows", combine_rows},
+                  {"combine", "rows", combine_rows, &copy_70},
                   {"swiglu forward", "rows", swiglu_forward},
                   {"swiglu backward", "rows", swiglu_backward},
                   {"score pairs", "pairs", score_pairs},
@@ -432,12 +436,12 @@ static const struct {
                   {"select half of the pairs", "pairs", select_pairs},
                   {"router softmax top-k", "routers", router_forward},
                   {"router backward", "routers", router_backward},
-                  {"skewadam, factored", "updates", skewadam_factored},
-                  {"skewadam, factored + momentum", "updates", skewadam_momentum},
-                  {"skewadam, full", "updates", skewadam_full},
-                  {"adamw", "updates", adamw},
-                  {"adafactor", "updates", adafactor},
-                  {"lion", "updates", lion},
+                  {"skewadam, factored", "updates", skewadam_factored, &copy_80},
+                  {"skewadam, factored + momentum", "updates", skewadam_momentum, &copy_80},
+                  {"skewadam, full", "updates", skewadam_full, &copy_80},
+                  {"adamw", "updates", adamw, &copy_80},
+                  {"adafactor", "updates", adafactor, &copy_80},
+                  {"lion", "updates", lion, &copy_80},
                   {"muon, 8 matrices", "updates", muon}};
 enum { OPERATIONS = sizeof operations / sizeof *operations };
 
@@ -498,11 +502,21 @@ static timing *add_row(timings *t, const char *operation, const char *shape) {
     return one;
 }
 
+/* Without wgmma the default engine runs mma.sync. */
+static goal goal_of(const layer *l, int operation) {
+    const goal *g = operations[operation].goal, none = {GOAL_NONE, 0, NULL};
+    const bool wgmma = strstr(mz_kernels_describe(l->kernels), " sm_90,") != NULL;
+    if (g == &wgmma_450 && !wgmma)
+        g = &mma_300;
+    return g && (g->kind == GOAL_COPY_SHARE || l->shape.large) ? *g : none;
+}
+
 /* A refusal is a line of the table; a device that fails ends the run. */
 static mz_kstatus time_layer(layer *l, bool small, double deadline, const char *failed,
                              timings *t) {
     for (int i = 0; i < OPERATIONS && t->n < TIMINGS_MOST; i++) {
         timing *one = add_row(t, operations[i].name, l->shape.name);
+        one->goal = goal_of(l, i);
         t->cut |= now_seconds() > deadline;
         const bool wrong = operations[i].list && among(failed, operations[i].list);
         if (t->cut || wrong) {
