@@ -310,9 +310,11 @@ typedef struct mz_product_args {
     void *c;                /* forward [rows][n], dgrad [rows][k]; wgrad: input [rows][k] */
 } mz_product_args;
 /* How a grouped product is cut for the workers (host threads, multiprocessors), which take tiles in
- * turn: at most `rows` rows of a group, `n` and `k` of the weight's sides; 0: all. For models of
- * its time. mz_expert_up_forward has tiles of its own. Zeros for an unknown product or a size below
- * 1. */
+ * turn: at most `rows` rows of a group, `n` and `k` of the weight's sides; 0: all. CUDA cuts whole
+ * tiles and a rest, group by group. The host cuts a side in as few parts as it takes, as equal as
+ * multiples of 8 let them be, and takes groups with the longest tiles first. For models of its
+ * time. mz_expert_up_forward has tiles of its own. Zeros for an unknown product or a size below 1.
+ */
 typedef struct mz_product_tiles {
     int32_t rows, n, k, workers;
 } mz_product_tiles;

@@ -3,6 +3,7 @@
 #include "replay/calibrate_inside.h"
 
 #include "common/base/stat.h"
+#include "sim/cost/work.h"
 
 #include <string.h>
 
@@ -143,14 +144,6 @@ static mz_code time_product(calibration *c, product_sizes *p, double *seconds, m
     return code == MZ_OK ? calibrate_time(c, &call, seconds, err) : code;
 }
 
-static int64_t parts_of(int64_t side, int32_t most) {
-    return most > 0 && side > 0 ? (side + most - 1) / most : 1;
-}
-
-static double part_of(int64_t side, int32_t most) {
-    return (double)(most > 0 && most < side ? most : side);
-}
-
 static int32_t groups_of(const product_sizes *p, int64_t workers) {
     const double flops = 2 * (double)(p->m + 1) * (double)p->n * (double)p->k;
     int64_t each = (int64_t)(SMALL_FLOPS / flops);
@@ -168,9 +161,12 @@ static bool fits_pools(const calibration *c, const product_sizes *p) {
 static mz_code sample_product(calibration *c, product_sizes *p, mz_err *err) {
     const mz_tiling *t = &c->measured->tiling[p->work];
     const int64_t workers = c->measured->workers;
-    const int64_t each = parts_of(p->m, t->rows) * parts_of(p->n, t->n) * parts_of(p->k, t->k);
+    const mz_cut m = mz_cut_side(c->measured, p->m, t->rows);
+    const mz_cut n = mz_cut_side(c->measured, p->n, t->n);
+    const mz_cut k = mz_cut_side(c->measured, p->k, t->k);
+    const int64_t each = m.count[0] * n.count[0] * k.count[0];
     double seconds = 0;
-    if (t->rows > 0 && p->m > t->rows && p->m % t->rows != 0)
+    if (m.count[1] > 0 || n.count[1] > 0 || k.count[1] > 0)
         return MZ_OK;
     p->groups = groups_of(p, workers);
     while (p->groups > 1 && !fits_pools(c, p))
@@ -183,12 +179,12 @@ static mz_code sample_product(calibration *c, product_sizes *p, mz_err *err) {
     const double rounds = (double)((each * p->groups + workers - 1) / workers);
     if (seconds <= 2 * c->measured->call_s) /* nothing but the call */
         return MZ_OK;
-    calibrate_add(c, p->work, part_of(p->m, t->rows), part_of(p->n, t->n), part_of(p->k, t->k),
+    calibrate_add(c, p->work, (double)m.part[0], (double)n.part[0], (double)k.part[0],
                   (seconds - c->measured->call_s) / rounds);
     return MZ_OK;
 }
 
-/* n a multiple of the tile's columns or below them, m of its rows or below. Fine grain where
+/* n a multiple of the tile's columns or below them; m what is cut in equal tiles. Fine grain where
  * products are small and quickly timed: sides of 64 to 256 as of small experts. */
 static const int64_t shapes[][2] = {
     {64, 64},    {96, 96},     {128, 64},   {64, 128},    {128, 128},   {256, 64},   {64, 256},
@@ -223,11 +219,11 @@ static mz_code sample_shape(calibration *c, product_sizes *p, mz_err *err) {
 }
 
 /* A side as its whole tiles and, where it does not come out even, their rest. */
-static int even_sides(int64_t side, int32_t most, int64_t even[2]) {
-    const int64_t rest = most > 0 && side > most ? side % most : 0;
-    even[0] = side - rest;
-    even[1] = rest;
-    return rest > 0 ? 2 : 1;
+static int even_sides(const calibration *c, int64_t side, int32_t most, int64_t even[2]) {
+    const mz_cut cut = mz_cut_side(c->measured, side, most);
+    even[0] = cut.count[0] * cut.part[0];
+    even[1] = cut.part[1];
+    return cut.count[1] > 0 ? 2 : 1;
 }
 
 enum { ASKED_SHAPES = 4 };
@@ -238,8 +234,8 @@ static mz_code sample_asked(calibration *c, product_sizes *p, mz_err *err) {
     const mz_tiling *t = &c->measured->tiling[p->work];
     const bool up = p->work == MZ_WORK_UP;
     int64_t n[2], k[2];
-    const int ns = even_sides(up ? 2 * o->intermediate : o->hidden, t->n, n);
-    const int ks = even_sides(up ? o->hidden : o->intermediate, t->k, k);
+    const int ns = even_sides(c, up ? 2 * o->intermediate : o->hidden, t->n, n);
+    const int ks = even_sides(c, up ? o->hidden : o->intermediate, t->k, k);
     mz_code code = MZ_OK;
     for (int i = 0; code == MZ_OK && i < ns * ks; i++) {
         p->n = n[i / ks];
@@ -272,7 +268,7 @@ static int64_t alone_rows(const mz_tiling *t) {
 }
 
 static int64_t alone_side(int i, int side, int32_t most) {
-    return (int64_t)part_of(alone_shapes[i][side], most);
+    return most > 0 && most < alone_shapes[i][side] ? most : alone_shapes[i][side];
 }
 
 static bool alone_before(const mz_tiling *t, int i) {

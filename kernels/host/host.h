@@ -167,7 +167,30 @@ mz_kstatus mz_host_arrange(mz_kernels *k, mz_kstream stream, const mz_segment *s
                            int64_t segments, const int64_t *in, int64_t *out);
 mz_kstatus mz_host_invert(mz_kernels *k, mz_kstream stream, const int64_t *row_pair, int64_t rows,
                           int64_t pairs, int64_t *position);
-/* product.c */
+/* product.c. A grouped product's tiles in the order in which the pool's threads take them: group by
+ * group, those whose tiles are longest first, of equal ones in the order of their numbers. A tile
+ * is as long as it has rows; of weight gradients as its group has. */
+typedef struct mz_host_turn {
+    int64_t length, end; /* of the group's tiles; how many there are up to its last one */
+    int32_t group;
+} mz_host_turn;
+typedef struct mz_host_tiling {
+    const int64_t *begin; /* [groups+1] */
+    int32_t groups;
+    void *const *weight; /* [groups]; NULL: no tiles */
+    int64_t cols;        /* of every group, that are cut; 0: its rows are */
+    int64_t most;        /* rows or cols of a tile */
+    mz_host_turn *turn;  /* [groups], written by mz_host_order_tiles */
+} mz_host_tiling;
+typedef struct mz_host_tile {
+    int32_t group;
+    int64_t first, count; /* rows or cols of the group */
+} mz_host_tile;
+/* As the products below cut; `turn` takes their order. */
+mz_host_tiling mz_host_product_tiling(const mz_product_args *args, mz_host_turn *turn);
+mz_host_tiling mz_host_up_tiling(const mz_expert_up *args, mz_host_turn *turn);
+int64_t mz_host_order_tiles(const mz_host_tiling *tiling); /* how many; O(groups log groups) */
+mz_host_tile mz_host_tile_at(const mz_host_tiling *tiling, int64_t number); /* O(log groups) */
 mz_product_tiles mz_host_tiles(const mz_kernels *k, mz_product op);
 mz_product_tiles mz_host_up_tiles(const mz_kernels *k, int64_t intermediate);
 size_t mz_host_grouped_gemm_workspace(const mz_kernels *k, const mz_product_args *args);

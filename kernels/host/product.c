@@ -1,16 +1,18 @@
-/* Grouped GEMM on OpenBLAS: one product per tile, tiles spread over the pool's threads.
+/* Grouped GEMM on OpenBLAS: one product per tile, tiles taken by the pool's threads in turn.
  *
  * Tiles follow from the shapes alone, and every element of a result is computed within one tile, so
- * results do not depend on the number of threads. Forward and dgrad: TILE_ROWS rows of one group;
- * wgrad: TILE_COLS rows of one group's weight, over all rows of the group. bf16 operands are
- * widened into the thread's scratch panel by panel; products of bf16 values are exact in fp32. */
+ * results do not depend on the number of threads. Forward and dgrad: at most TILE_ROWS rows of one
+ * group; wgrad: at most TILE_COLS rows of one group's weight, over all rows of the group. The
+ * longest come first, so that little is left to do when the first thread finds no more. bf16
+ * operands are widened into the thread's scratch panel by panel; products of bf16 values are exact
+ * in fp32. */
 #include "kernels/host/host.h"
 #include "kernels/arithmetic.h"
 
 #include <cblas.h>
 #include <stdlib.h>
 
-enum { TILE_ROWS = 512, TILE_COLS = 256 };
+enum { TILE_ROWS = 512, TILE_COLS = 256, TILE_GRAIN = 8 };
 
 static int64_t smaller(int64_t a, int64_t b) {
     return a < b ? a : b;
@@ -19,35 +21,93 @@ static int64_t smaller(int64_t a, int64_t b) {
 /* ---- the tiles of a grouped product -------------------------------------------------------------
  */
 
-typedef struct tiling {
-    const mz_simd *simd;
-    const mz_product_args *args;
-    float *scratch; /* [threads][per_thread] */
-    int64_t per_thread;
-    const int64_t *begin;
-    int64_t tile; /* rows of a group that are taken at a time */
-} tiling;
-
-static int64_t tiles_of(const tiling *t, int32_t group) {
-    if (t->args->op == MZ_PRODUCT_WGRAD)
-        return t->args->weight[group] ? (t->args->n + TILE_COLS - 1) / TILE_COLS : 0;
-    return (t->begin[group + 1] - t->begin[group] + t->tile - 1) / t->tile;
+static int64_t parts_of(int64_t side, int64_t most) {
+    return (side + most - 1) / most;
 }
 
-static int64_t all_tiles(const tiling *t) {
+/* A side in as few parts as can be, as equal as whole grains let them be: a short rest would cost
+ * as much per row as a small product. The last part is what is left. */
+static int64_t part_of(int64_t side, int64_t most) {
+    if (side <= most)
+        return side;
+    const int64_t even = parts_of(side, parts_of(side, most));
+    return smaller(most, parts_of(even, TILE_GRAIN) * TILE_GRAIN);
+}
+
+static int64_t rows_of(const mz_host_tiling *t, int32_t group) {
+    return t->begin[group + 1] - t->begin[group];
+}
+
+static int64_t tiles_of(const mz_host_tiling *t, int32_t group) {
+    const int64_t side = t->cols > 0 ? t->cols : rows_of(t, group);
+    return side > 0 && t->weight[group] ? parts_of(side, part_of(side, t->most)) : 0;
+}
+
+static bool comes_before(const mz_host_turn *a, const mz_host_turn *b) {
+    return a->length > b->length || (a->length == b->length && a->group < b->group);
+}
+
+/* The turn at `root` goes down to where none below it comes later. */
+static void sift_down(mz_host_turn *turn, int64_t root, int64_t count) {
+    const mz_host_turn moved = turn[root];
+    for (int64_t child; (child = 2 * root + 1) < count; root = child) {
+        if (child + 1 < count && comes_before(&turn[child], &turn[child + 1]))
+            child++;
+        if (!comes_before(&moved, &turn[child]))
+            break;
+        turn[root] = turn[child];
+        turn[child] = moved;
+    }
+}
+
+/* Heapsort: the library's qsort may allocate. */
+static void sort_turns(mz_host_turn *turn, int64_t count) {
+    for (int64_t root = count / 2; root-- > 0;)
+        sift_down(turn, root, count);
+    for (int64_t last = count - 1; last > 0; last--) {
+        const mz_host_turn latest = turn[0];
+        turn[0] = turn[last];
+        turn[last] = latest;
+        sift_down(turn, 0, last);
+    }
+}
+
+int64_t mz_host_order_tiles(const mz_host_tiling *t) {
     int64_t tiles = 0;
-    for (int32_t g = 0; g < t->args->groups.groups; g++)
-        tiles += tiles_of(t, g);
+    for (int32_t g = 0; g < t->groups; g++) {
+        const int64_t rows = rows_of(t, g);
+        t->turn[g] =
+            (mz_host_turn){.length = t->cols > 0 ? rows : part_of(rows, t->most), .group = g};
+    }
+    sort_turns(t->turn, t->groups);
+    for (int32_t i = 0; i < t->groups; i++)
+        t->turn[i].end = tiles += tiles_of(t, t->turn[i].group);
     return tiles;
 }
 
-/* The group of tile number `*part`, which becomes the number inside the group. */
-static int32_t group_of(const tiling *t, int64_t *part) {
-    int32_t g = 0;
-    for (int64_t n = tiles_of(t, g); *part >= n; n = tiles_of(t, ++g))
-        *part -= n;
-    return g;
+mz_host_tile mz_host_tile_at(const mz_host_tiling *t, int64_t number) {
+    int32_t low = 0, high = t->groups - 1;
+    while (low < high) {
+        const int32_t middle = low + (high - low) / 2;
+        if (t->turn[middle].end > number)
+            high = middle;
+        else
+            low = middle + 1;
+    }
+    const int32_t g = t->turn[low].group;
+    const int64_t side = t->cols > 0 ? t->cols : rows_of(t, g), part = part_of(side, t->most);
+    const int64_t first = (number - (low > 0 ? t->turn[low - 1].end : 0)) * part;
+    return (mz_host_tile){g, first, smaller(part, side - first)};
 }
+
+typedef struct product_run {
+    const mz_simd *simd;
+    const mz_product_args *args;
+    mz_host_tiling tiles;
+    float *scratch; /* [threads][per_thread] */
+    int64_t per_thread;
+    int64_t rows; /* most that are taken at a time */
+} product_run;
 
 static const void *at(const void *x, mz_dtype type, int64_t element) {
     return (const char *)x + element * (type == MZ_BF16 ? 2 : 4);
@@ -57,7 +117,7 @@ static void *at_out(void *x, mz_dtype type, int64_t element) {
     return (char *)x + element * (type == MZ_BF16 ? 2 : 4);
 }
 
-static float *scratch_of(const tiling *t, int32_t thread) {
+static float *scratch_of(const product_run *t, int32_t thread) {
     return t->per_thread > 0 ? t->scratch + thread * t->per_thread : NULL;
 }
 
@@ -76,7 +136,7 @@ static void multiply(mz_product op, int64_t rows, int64_t n, int64_t k, const fl
 
 /* bf16: a and c whole, the weight in panels of TILE_COLS of its rows. Forward writes columns panel
  * by panel; dgrad sums over the panels. */
-static void rows_bf16(const tiling *t, const uint16_t *a, const uint16_t *w, uint16_t *c,
+static void rows_bf16(const product_run *t, const uint16_t *a, const uint16_t *w, uint16_t *c,
                       int64_t rows, float *scratch) {
     const int64_t n = t->args->n, k = t->args->k;
     const bool forward = t->args->op == MZ_PRODUCT_FORWARD;
@@ -108,35 +168,33 @@ static void rows_f32(const mz_product_args *p, const float *a, const float *w, f
 }
 
 static void row_tile(void *argument, int64_t part, int32_t thread) {
-    const tiling *t = argument;
+    const product_run *t = argument;
     const mz_product_args *p = t->args;
-    const int32_t g = group_of(t, &part);
-    const int64_t first = t->begin[g] + part * t->tile;
-    const int64_t rows = smaller(t->tile, t->begin[g + 1] - first);
+    const mz_host_tile tile = mz_host_tile_at(&t->tiles, part);
+    const int64_t first = p->groups.begin[tile.group] + tile.first, rows = tile.count;
     const int64_t inner = p->op == MZ_PRODUCT_FORWARD ? p->k : p->n;
     const int64_t outer = p->op == MZ_PRODUCT_FORWARD ? p->n : p->k;
     const void *a = at(p->a, p->type, first * inner);
     void *c = at_out(p->c, p->type, first * outer);
-    if (!p->weight[g])
-        return;
     if (p->type == MZ_F32)
-        rows_f32(p, a, p->weight[g], c, rows);
+        rows_f32(p, a, p->weight[tile.group], c, rows);
     else
-        rows_bf16(t, a, p->weight[g], c, rows, scratch_of(t, thread));
+        rows_bf16(t, a, p->weight[tile.group], c, rows, scratch_of(t, thread));
 }
 
 /* ---- wgrad --------------------------------------------------------------------------------------
  */
 
 /* sum[cols][k] (+)= a[rows][cols]^T * c[rows][k] over all rows of the group, in pieces. */
-static void weight_sum(const tiling *t, int32_t g, int64_t col, int64_t cols, float beta,
+static void weight_sum(const product_run *t, int32_t g, int64_t col, int64_t cols, float beta,
                        float *sum, float *scratch) {
     const mz_product_args *p = t->args;
     const bool wide = p->type == MZ_F32;
-    const int64_t step = wide ? INT64_C(1) << 20 : t->tile;
+    const int64_t step = wide ? INT64_C(1) << 20 : t->rows;
+    const int64_t *begin = p->groups.begin;
     float *wide_a = scratch, *wide_c = wide ? NULL : scratch + step * smaller(TILE_COLS, p->n);
-    for (int64_t r = t->begin[g]; r < t->begin[g + 1]; r += step) {
-        const int64_t rows = smaller(step, t->begin[g + 1] - r);
+    for (int64_t r = begin[g]; r < begin[g + 1]; r += step) {
+        const int64_t rows = smaller(step, begin[g + 1] - r);
         const void *a = at(p->a, p->type, r * p->n + col), *c = at(p->c, p->type, r * p->k);
         if (!wide) {
             for (int64_t i = 0; i < rows; i++)
@@ -153,10 +211,11 @@ static void weight_sum(const tiling *t, int32_t g, int64_t col, int64_t cols, fl
 }
 
 static void weight_tile(void *argument, int64_t part, int32_t thread) {
-    const tiling *t = argument;
+    const product_run *t = argument;
     const mz_product_args *p = t->args;
-    const int32_t g = group_of(t, &part);
-    const int64_t col = part * TILE_COLS, cols = smaller(TILE_COLS, p->n - col);
+    const mz_host_tile tile = mz_host_tile_at(&t->tiles, part);
+    const int32_t g = tile.group;
+    const int64_t col = tile.first, cols = tile.count;
     float *scratch = scratch_of(t, thread);
     void *w = at_out(p->weight[g], p->gradient_type, col * p->k);
     if (p->gradient_type == MZ_F32) {
@@ -186,6 +245,31 @@ mz_product_tiles mz_host_tiles(const mz_kernels *k, mz_product op) {
     return (mz_product_tiles){TILE_ROWS, 0, 0, threads};
 }
 
+/* The threads' scratch, whole lines of it, then the order of the groups. */
+static size_t scratch_bytes(const mz_kernels *k, int64_t floats) {
+    const size_t line = 64;
+    const int64_t all = mz_pool_threads(mz_host_of(k)->pool) * floats;
+    return (sizeof(float) * (size_t)all + line - 1) / line * line;
+}
+
+static size_t workspace_bytes(const mz_kernels *k, int32_t groups, int64_t floats) {
+    return scratch_bytes(k, floats) + sizeof(mz_host_turn) * (size_t)groups;
+}
+
+static mz_host_turn *turns_of(const mz_kernels *k, void *workspace, int64_t floats) {
+    return (mz_host_turn *)(void *)((char *)workspace + scratch_bytes(k, floats));
+}
+
+mz_host_tiling mz_host_product_tiling(const mz_product_args *a, mz_host_turn *turn) {
+    const bool wgrad = a->op == MZ_PRODUCT_WGRAD;
+    return (mz_host_tiling){.begin = a->groups.begin,
+                            .groups = a->groups.groups,
+                            .weight = a->weight,
+                            .cols = wgrad ? a->n : 0,
+                            .most = wgrad ? TILE_COLS : TILE_ROWS,
+                            .turn = turn};
+}
+
 static int64_t scratch_floats(const mz_product_args *a) {
     const int64_t rows = tile_rows(&a->groups, TILE_ROWS), cols = smaller(TILE_COLS, a->n);
     if (a->op == MZ_PRODUCT_WGRAD)
@@ -202,7 +286,7 @@ static bool blas_takes(int64_t a, int64_t b) {
 size_t mz_host_grouped_gemm_workspace(const mz_kernels *k, const mz_product_args *a) {
     if (!blas_takes(a->n, a->k))
         return 0;
-    return sizeof(float) * (size_t)(mz_pool_threads(mz_host_of(k)->pool) * scratch_floats(a));
+    return workspace_bytes(k, a->groups.groups, scratch_floats(a));
 }
 
 static mz_kstatus check_blas(mz_kernels *k, const char *name, int64_t a, int64_t b) {
@@ -218,14 +302,15 @@ mz_kstatus mz_host_grouped_gemm(mz_kernels *k, mz_kstream stream, const mz_produ
     mz_kstatus status = check_blas(k, "grouped_gemm", a->n, a->k);
     if (status != MZ_K_OK)
         return status;
-    tiling t = {.simd = mz_host_of(k)->simd,
-                .args = a,
-                .scratch = workspace,
-                .per_thread = scratch_floats(a),
-                .begin = a->groups.begin,
-                .tile = tile_rows(&a->groups, TILE_ROWS)};
-    mz_pool_run(mz_host_of(k)->pool, a->op == MZ_PRODUCT_WGRAD ? weight_tile : row_tile, &t,
-                all_tiles(&t));
+    const int64_t floats = scratch_floats(a);
+    product_run run = {.simd = mz_host_of(k)->simd,
+                       .args = a,
+                       .tiles = mz_host_product_tiling(a, turns_of(k, workspace, floats)),
+                       .scratch = workspace,
+                       .per_thread = floats,
+                       .rows = tile_rows(&a->groups, TILE_ROWS)};
+    mz_pool_run(mz_host_of(k)->pool, a->op == MZ_PRODUCT_WGRAD ? weight_tile : row_tile, &run,
+                mz_host_order_tiles(&run.tiles));
     return MZ_K_OK;
 }
 
@@ -235,7 +320,7 @@ mz_kstatus mz_host_grouped_gemm(mz_kernels *k, mz_kstream stream, const mz_produ
 enum { UP_FLOATS = 1 << 19, UP_ROWS_MOST = 256 };
 
 static int64_t up_rows_most(int64_t intermediate) {
-    const int64_t rows = UP_FLOATS / (2 * intermediate);
+    const int64_t rows = UP_FLOATS / (2 * intermediate) / TILE_GRAIN * TILE_GRAIN;
     return rows < 16 ? 16 : smaller(rows, UP_ROWS_MOST);
 }
 
@@ -248,15 +333,23 @@ mz_product_tiles mz_host_up_tiles(const mz_kernels *k, int64_t intermediate) {
                               mz_pool_threads(mz_host_of(k)->pool)};
 }
 
-typedef struct up_tiling {
-    tiling tiles;
+mz_host_tiling mz_host_up_tiling(const mz_expert_up *a, mz_host_turn *turn) {
+    return (mz_host_tiling){.begin = a->groups.begin,
+                            .groups = a->groups.groups,
+                            .weight = a->weight,
+                            .most = up_rows_most(a->intermediate),
+                            .turn = turn};
+}
+
+typedef struct up_run {
+    product_run run;
     mz_product_args product;
     const mz_expert_up *args;
-} up_tiling;
+} up_run;
 
-static void up_rows_of(const up_tiling *u, int64_t first, int64_t rows, void *gate_up) {
+static void up_rows_of(const up_run *u, int64_t first, int64_t rows, void *gate_up) {
     const mz_expert_up *a = u->args;
-    const mz_simd *simd = u->tiles.simd;
+    const mz_simd *simd = u->run.simd;
     const int64_t n = a->intermediate;
     for (int64_t i = 0; i < rows; i++) {
         const void *gate = at(gate_up, a->type, 2 * i * n);
@@ -269,25 +362,23 @@ static void up_rows_of(const up_tiling *u, int64_t first, int64_t rows, void *ga
 }
 
 static void up_tile(void *argument, int64_t part, int32_t thread) {
-    const up_tiling *u = argument;
+    const up_run *u = argument;
     const mz_expert_up *a = u->args;
-    const tiling *t = &u->tiles;
-    const int32_t g = group_of(t, &part);
-    const int64_t first = t->begin[g] + part * t->tile;
-    const int64_t rows = smaller(t->tile, t->begin[g + 1] - first), cols = 2 * a->intermediate;
-    if (!a->weight[g])
-        return;
+    const product_run *t = &u->run;
+    const mz_host_tile tile = mz_host_tile_at(&t->tiles, part);
+    const int64_t first = a->groups.begin[tile.group] + tile.first;
+    const int64_t rows = tile.count, cols = 2 * a->intermediate;
+    const void *weight = a->weight[tile.group];
     float *scratch = scratch_of(t, thread);
     /* The tile's own gate and up where the caller keeps none, before the product's scratch. */
     void *gate_up = a->gate_up ? at_out(a->gate_up, a->type, first * cols) : (void *)scratch;
     if (!a->gate_up)
-        scratch += t->tile * cols;
+        scratch += t->rows * cols;
     const void *x = at(a->x, a->type, first * a->hidden);
     if (a->type == MZ_F32)
-        multiply(MZ_PRODUCT_FORWARD, rows, cols, a->hidden, x, a->hidden, a->weight[g], 0, gate_up,
-                 cols);
+        multiply(MZ_PRODUCT_FORWARD, rows, cols, a->hidden, x, a->hidden, weight, 0, gate_up, cols);
     else
-        rows_bf16(t, x, a->weight[g], gate_up, rows, scratch);
+        rows_bf16(t, x, weight, gate_up, rows, scratch);
     up_rows_of(u, first, rows, gate_up);
 }
 
@@ -301,7 +392,7 @@ static int64_t up_scratch_floats(const mz_expert_up *a) {
 size_t mz_host_expert_up_workspace(const mz_kernels *k, const mz_expert_up *a) {
     if (!blas_takes(2 * a->intermediate, a->hidden))
         return 0;
-    return sizeof(float) * (size_t)(mz_pool_threads(mz_host_of(k)->pool) * up_scratch_floats(a));
+    return workspace_bytes(k, a->groups.groups, up_scratch_floats(a));
 }
 
 mz_kstatus mz_host_expert_up_forward(mz_kernels *k, mz_kstream stream, const mz_expert_up *a,
@@ -310,19 +401,20 @@ mz_kstatus mz_host_expert_up_forward(mz_kernels *k, mz_kstream stream, const mz_
     mz_kstatus status = check_blas(k, "expert_up", 2 * a->intermediate, a->hidden);
     if (status != MZ_K_OK)
         return status;
-    up_tiling u = {.args = a,
-                   .product = {.op = MZ_PRODUCT_FORWARD,
-                               .groups = a->groups,
-                               .n = 2 * a->intermediate,
-                               .k = a->hidden,
-                               .type = a->type,
-                               .weight = a->weight}};
-    u.tiles = (tiling){.simd = mz_host_of(k)->simd,
-                       .args = &u.product,
-                       .scratch = workspace,
-                       .per_thread = up_scratch_floats(a),
-                       .begin = a->groups.begin,
-                       .tile = up_rows(a)};
-    mz_pool_run(mz_host_of(k)->pool, up_tile, &u, all_tiles(&u.tiles));
+    up_run u = {.args = a,
+                .product = {.op = MZ_PRODUCT_FORWARD,
+                            .groups = a->groups,
+                            .n = 2 * a->intermediate,
+                            .k = a->hidden,
+                            .type = a->type,
+                            .weight = a->weight}};
+    const int64_t floats = up_scratch_floats(a);
+    u.run = (product_run){.simd = mz_host_of(k)->simd,
+                          .args = &u.product,
+                          .tiles = mz_host_up_tiling(a, turns_of(k, workspace, floats)),
+                          .scratch = workspace,
+                          .per_thread = floats,
+                          .rows = up_rows(a)};
+    mz_pool_run(mz_host_of(k)->pool, up_tile, &u, mz_host_order_tiles(&u.run.tiles));
     return MZ_K_OK;
 }

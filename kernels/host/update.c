@@ -392,6 +392,7 @@ static mz_kstatus product(mz_kernels *k, mz_product op, int64_t m, int64_t n, in
                           const float *a, float *b, float *c) {
     const int64_t begin[2] = {0, m};
     void *weight = b;
+    mz_host_turn turn; /* all the workspace that one group of fp32 needs */
     const mz_product_args args = {.op = op,
                                   .groups = {.begin = begin, .groups = 1, .rows_max = m},
                                   .n = n,
@@ -400,7 +401,7 @@ static mz_kstatus product(mz_kernels *k, mz_product op, int64_t m, int64_t n, in
                                   .a = a,
                                   .weight = &weight,
                                   .c = c};
-    return mz_host_grouped_gemm(k, 0, &args, NULL);
+    return mz_host_grouped_gemm(k, 0, &args, &turn);
 }
 
 /* Momentum, then X: of the momentum, or with Nesterov of g + beta1 * momentum. */

@@ -104,12 +104,13 @@ static double wgrad_tiles_time(const mz_device *device, const int64_t *rows, int
 }
 
 double mz_cost_grouped_gemm(const mz_device *device, mz_cost_effects effects, mz_gemm_kind kind,
-                            const int64_t *rows, int32_t groups, int64_t n, int64_t k) {
+                            const int64_t *rows, int32_t groups, int64_t n, int64_t k,
+                            mz_cost_turn *turn) {
     static const mz_work measured[] = {[MZ_GEMM_FORWARD] = MZ_WORK_FORWARD,
                                        [MZ_GEMM_DGRAD] = MZ_WORK_DGRAD,
                                        [MZ_GEMM_WGRAD] = MZ_WORK_WGRAD};
     double tiles_s;
-    if (mz_cost_tiles(device, measured[kind], rows, groups, n, k, &tiles_s))
+    if (mz_cost_tiles(device, measured[kind], rows, groups, n, k, turn, &tiles_s))
         return tiles_s;
     group_sums sums = sum_groups(device, rows, groups);
     double weights = (double)n * (double)k, seconds;

@@ -18,14 +18,21 @@ typedef enum mz_gemm_kind { MZ_GEMM_FORWARD, MZ_GEMM_DGRAD, MZ_GEMM_WGRAD } mz_g
  * over idle SMs when there are few tiles. */
 double mz_cost_gemm(const mz_device *device, mz_cost_effects effects, double m, double n, double k);
 
+/* A group's place in the order in which tiles are taken; scratch. */
+typedef struct mz_cost_turn {
+    int64_t length; /* rows in its tiles */
+    int32_t group;
+} mz_cost_turn;
+
 /* Grouped GEMM: group g multiplies rows[g] x k by k x n (forward, dgrad) or accumulates the k x n
  * weight gradient over rows[g] rows (wgrad: tile count fixed by n and k, uneven depth). Groups with
  * 0 rows cost nothing (forward, dgrad) or their share of the floor, a memset of the gradient
  * (wgrad). Rows are padded to the device's row alignment. Tiles are list-scheduled over the SMs in
  * group order: exactly while their ends take at most 32 different values, closely beyond.
- * O(groups). */
+ * turn: [groups], scratch. O(groups); what a profile has measured: as mz_cost_tiles. */
 double mz_cost_grouped_gemm(const mz_device *device, mz_cost_effects effects, mz_gemm_kind kind,
-                            const int64_t *rows, int32_t groups, int64_t n, int64_t k);
+                            const int64_t *rows, int32_t groups, int64_t n, int64_t k,
+                            mz_cost_turn *turn);
 
 double mz_cost_memory(const mz_device *device, double bytes); /* memory-bound kernel: bytes moved */
 /* flops: of this pass, so the backward's own where `backward`. */

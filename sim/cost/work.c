@@ -1,6 +1,9 @@
 #include "sim/cost/work.h"
 
+#include "common/base/sort.h"
 #include "sim/cost/schedule.h"
+
+#include <string.h>
 
 static const double bf16_bytes = 2;
 
@@ -80,23 +83,35 @@ double mz_cost_update(const mz_device *device, mz_optimizer_rule rule, int64_t m
     return seconds + flops / (device->bf16_flops * device->gemm_efficiency * device->speed);
 }
 
-/* A side cut into `count` parts of `part` and, where it does not come out even, a rest. */
-typedef struct cut_side {
-    int64_t count[2], part[2];
-} cut_side;
+enum { TILE_GRAIN = 8 };
 
-static cut_side cut(int64_t side, int32_t most) {
-    const int64_t part = most > 0 && most < side ? most : side;
-    const int64_t whole = part > 0 ? side / part : 1;
-    const int64_t rest = side - whole * part;
-    return (cut_side){{whole, rest > 0}, {part, rest}};
+static bool on_host(const mz_measured *m) {
+    return strcmp(m->backend, "host") == 0;
+}
+
+static int64_t divide_up(int64_t a, int64_t b) {
+    return (a + b - 1) / b;
+}
+
+mz_cut mz_cut_side(const mz_measured *m, int64_t side, int32_t most) {
+    if (most <= 0 || side <= most)
+        return (mz_cut){{1, 0}, {side, 0}};
+    int64_t part = most;
+    if (on_host(m)) {
+        const int64_t even = divide_up(side, divide_up(side, most));
+        const int64_t grains = divide_up(even, TILE_GRAIN) * TILE_GRAIN;
+        part = grains < most ? grains : most;
+    }
+    const int64_t whole = side / part, rest = side - whole * part;
+    return (mz_cut){{whole, rest > 0}, {part, rest}};
 }
 
 /* The tiles of one group behind those that are there. */
 static void add_group(mz_schedule *schedule, const mz_measured *m, mz_work work, int64_t rows,
                       int64_t n, int64_t k) {
     const mz_tiling *t = &m->tiling[work];
-    const cut_side side[3] = {cut(rows, t->rows), cut(n, t->n), cut(k, t->k)};
+    const mz_cut side[3] = {mz_cut_side(m, rows, t->rows), mz_cut_side(m, n, t->n),
+                            mz_cut_side(m, k, t->k)};
     for (int which = 0; which < 8; which++) {
         double size[MZ_FIT_SIZES];
         int64_t tiles = 1;
@@ -110,31 +125,50 @@ static void add_group(mz_schedule *schedule, const mz_measured *m, mz_work work,
     }
 }
 
+static int by_length(const void *one, const void *other) {
+    const mz_cost_turn *a = one, *b = other;
+    if (a->length != b->length)
+        return a->length > b->length ? -1 : 1;
+    return (a->group > b->group) - (a->group < b->group);
+}
+
+/* The groups that have tiles, in the order in which these are taken; how many. A weight's gradient
+ * is written whether or not there are rows; other products are not. */
+static int32_t order_groups(const mz_measured *m, mz_work work, const int64_t *rows, int32_t groups,
+                            mz_cost_turn *turn) {
+    int32_t used = 0;
+    for (int32_t g = 0; g < groups; g++)
+        if (rows[g] > 0 || work == MZ_WORK_WGRAD)
+            turn[used++] = (mz_cost_turn){mz_cut_side(m, rows[g], m->tiling[work].rows).part[0], g};
+    if (on_host(m))
+        mz_sort_in_place(turn, (size_t)used, sizeof *turn, by_length);
+    return used;
+}
+
 bool mz_cost_tiles(const mz_device *device, mz_work work, const int64_t *rows, int32_t groups,
-                   int64_t n, int64_t k, double *seconds) {
+                   int64_t n, int64_t k, mz_cost_turn *turn, double *seconds) {
     const mz_measured *m = device->measured;
     if (!m || m->fit[work].samples == 0)
         return false;
     mz_schedule schedule = mz_schedule_start(m->workers);
-    /* A weight's gradient is written whether or not there are rows; other products are not. */
-    for (int32_t g = 0; g < groups; g++)
-        if (rows[g] > 0 || work == MZ_WORK_WGRAD)
-            add_group(&schedule, m, work, rows[g], n, k);
+    const int32_t used = order_groups(m, work, rows, groups, turn);
+    for (int32_t i = 0; i < used; i++)
+        add_group(&schedule, m, work, rows[turn[i].group], n, k);
     *seconds = (m->call_s + mz_schedule_end_alone(&schedule, m->alone)) / device->speed;
     return true;
 }
 
 double mz_cost_expert_up(const mz_device *device, mz_cost_effects effects, const int64_t *rows,
-                         int32_t groups, int64_t intermediate, int64_t hidden) {
+                         int32_t groups, int64_t intermediate, int64_t hidden, mz_cost_turn *turn) {
     double seconds;
     int64_t total = 0;
     for (int32_t g = 0; g < groups; g++)
         total += rows[g];
     if (total == 0)
         return 0;
-    if (mz_cost_tiles(device, MZ_WORK_UP, rows, groups, 2 * intermediate, hidden, &seconds))
+    if (mz_cost_tiles(device, MZ_WORK_UP, rows, groups, 2 * intermediate, hidden, turn, &seconds))
         return seconds;
     return mz_cost_grouped_gemm(device, effects, MZ_GEMM_FORWARD, rows, groups, 2 * intermediate,
-                                hidden) +
+                                hidden, turn) +
            mz_cost_memory(device, bf16_bytes * 3 * (double)total * (double)intermediate);
 }

@@ -32,13 +32,22 @@ double mz_cost_update(const mz_device *device, mz_optimizer_rule rule, int64_t m
                       int64_t values, double bytes, double flops);
 
 /* Gate and up of experts with SwiGLU in one pass; rows[g] of expert g, weights [2I][H]. Not
- * measured: the product, then gate, up and activation through memory. */
+ * measured: the product, then gate, up and activation through memory. turn: [groups], scratch. */
 double mz_cost_expert_up(const mz_device *device, mz_cost_effects effects, const int64_t *rows,
-                         int32_t groups, int64_t intermediate, int64_t hidden);
+                         int32_t groups, int64_t intermediate, int64_t hidden, mz_cost_turn *turn);
+
+/* A side of a product cut in `count` tiles of `part` and, where it does not come out even, a rest.
+ * most: of a tile; 0: all of the side. CUDA cuts whole tiles, the host (kernels/host/product.c) as
+ * few as it takes, as equal as multiples of 8 let them be. */
+typedef struct mz_cut {
+    int64_t count[2], part[2]; /* whole ones; the rest */
+} mz_cut;
+mz_cut mz_cut_side(const mz_measured *measured, int64_t side, int32_t most);
 
 /* A grouped product of a kind that the profile has measured: its tiles taken in turn by the
- * workers. false where it has not. O(groups * samples). */
+ * workers, of the host's those of the groups with the longest ones first. false where it has not.
+ * turn: [groups], scratch. O(groups (samples + log groups)). */
 bool mz_cost_tiles(const mz_device *device, mz_work work, const int64_t *rows, int32_t groups,
-                   int64_t n, int64_t k, double *seconds);
+                   int64_t n, int64_t k, mz_cost_turn *turn, double *seconds);
 
 #endif

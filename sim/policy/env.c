@@ -14,9 +14,10 @@ enum { ADAMW_BYTES = 12 };
 static double pair_seconds(const mz_model *m, const mz_device *device) {
     const int64_t rows = MANY_ROWS, up = (m->gated ? 2 : 1) * m->expert_intermediate;
     const mz_cost_effects all = {true, true};
-    return (mz_cost_grouped_gemm(device, all, MZ_GEMM_FORWARD, &rows, 1, up, m->hidden) +
+    mz_cost_turn turn;
+    return (mz_cost_grouped_gemm(device, all, MZ_GEMM_FORWARD, &rows, 1, up, m->hidden, &turn) +
             mz_cost_grouped_gemm(device, all, MZ_GEMM_FORWARD, &rows, 1, m->hidden,
-                                 m->expert_intermediate)) /
+                                 m->expert_intermediate, &turn)) /
            MANY_ROWS;
 }
 

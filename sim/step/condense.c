@@ -9,10 +9,11 @@
 static mz_code grow_instances(mz_step *s, const mz_plan *plan, mz_err *err) {
     const int64_t instances = plan->begin[plan->experts];
     const size_t need = (size_t)(instances > s->mains ? instances : s->mains);
-    size_t cap[3] = {s->instance_cap, s->instance_cap, s->instance_cap};
+    size_t cap[4] = {s->instance_cap, s->instance_cap, s->instance_cap, s->instance_cap};
     if (!mz_grow((void **)&s->by_rank, &cap[0], need, sizeof *s->by_rank) ||
         !mz_grow((void **)&s->expert_rows, &cap[1], need, sizeof *s->expert_rows) ||
         !mz_grow((void **)&s->chunk_rows, &cap[2], need, sizeof *s->chunk_rows) ||
+        !mz_grow((void **)&s->expert_turn, &cap[3], need, sizeof *s->expert_turn) ||
         !mz_grow((void **)&s->instance_again, &s->instance_cap, need, sizeof *s->instance_again))
         return mz_fail_nomem(err, "the instances of a plan");
     return MZ_OK;

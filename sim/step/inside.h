@@ -240,7 +240,8 @@ struct mz_step {
     /* scratch of condense, sized for one group */
     int32_t *by_rank, *rank_begin; /* instances sorted by rank */
     step_tally tally;
-    int64_t *expert_rows; /* rows of a rank's instances */
+    int64_t *expert_rows;      /* rows of a rank's instances */
+    mz_cost_turn *expert_turn; /* of them, when their tiles are taken */
     size_t instance_cap;
     int64_t *matrix, *matrix_again; /* [ep][ep] when a matrix is needed */
     int64_t *source_rows;           /* [ep] forward pairs of one instance by source; zero between */

@@ -244,7 +244,8 @@ double step_select_time(const mz_step *s, int64_t pairs) {
 
 static double grouped(const mz_step *s, mz_gemm_kind kind, const int64_t *rows, int32_t groups,
                       int64_t n, int64_t k) {
-    return mz_cost_grouped_gemm(&s->cluster->device, s->cost, kind, rows, groups, n, k);
+    return mz_cost_grouped_gemm(&s->cluster->device, s->cost, kind, rows, groups, n, k,
+                                s->expert_turn);
 }
 
 double step_expert_forward(const mz_step *s, const int64_t *rows, int32_t groups, int64_t total) {

@@ -116,13 +116,15 @@ static double product(const mz_step *s, const rank_product *p) {
         rows += s->expert_rows[g];
     tell_products(s, p);
     if (p->work == MZ_WORK_UP)
-        return mz_cost_expert_up(d, s->cost, s->expert_rows, p->groups, p->n / 2, p->k);
+        return mz_cost_expert_up(d, s->cost, s->expert_rows, p->groups, p->n / 2, p->k,
+                                 s->expert_turn);
     const mz_gemm_kind kind = p->work == MZ_WORK_WGRAD   ? MZ_GEMM_WGRAD
                               : p->work == MZ_WORK_DGRAD ? MZ_GEMM_DGRAD
                                                          : MZ_GEMM_FORWARD;
     if (rows == 0 && p->work != MZ_WORK_WGRAD)
         return 0;
-    return mz_cost_grouped_gemm(d, s->cost, kind, s->expert_rows, p->groups, p->n, p->k);
+    return mz_cost_grouped_gemm(d, s->cost, kind, s->expert_rows, p->groups, p->n, p->k,
+                                s->expert_turn);
 }
 
 /* Leaves the rows of the groups that are replicas, or of those that are not; how many. */

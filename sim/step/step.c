@@ -275,10 +275,10 @@ void mz_step_free(mz_step **step) {
     mz_graph_free(&s->graph);
     mz_ports_free(&s->ports);
     void *const arrays[] = {
-        s->tokens,         s->score_flops, s->call,       s->work,    s->message, s->move,
-        s->cell,           s->cell_rank,   s->cell_pairs, s->sending, s->mark,    s->span,
-        s->begin,          s->interval,    s->order,      s->chunk,   s->by_rank, s->expert_rows,
-        s->instance_again, s->chunk_rows,  s->chunk_end,  s->alone,   s->further};
+        s->tokens,      s->score_flops,    s->call,       s->work,      s->message, s->move,
+        s->cell,        s->cell_rank,      s->cell_pairs, s->sending,   s->mark,    s->span,
+        s->begin,       s->interval,       s->order,      s->chunk,     s->by_rank, s->expert_rows,
+        s->expert_turn, s->instance_again, s->chunk_rows, s->chunk_end, s->alone,   s->further};
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++)
         free(arrays[i]);
     mz_arena_free(&s->arena);

@@ -587,6 +587,7 @@ int main(int argc, char **argv) {
         products(&t, MZ_F32, even, "even");
         products(&t, MZ_F32, skewed, "skewed");
         products(&t, MZ_BF16, even, "even");
+        products(&t, MZ_BF16, skewed, "skewed");
     }
     if (wants(argc, argv, "rows"))
         rows(&t);

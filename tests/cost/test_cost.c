@@ -64,23 +64,28 @@ static void split_depth(void **state) {
     near(mz_cost_gemm(&slow, both, 128, 256, 4096), bytes / 1e6);
 }
 
+static double grouped_gemm(const mz_device *device, mz_cost_effects effects, mz_gemm_kind kind,
+                           const int64_t *rows, int32_t groups, int64_t n, int64_t k) {
+    return mz_cost_grouped_gemm(device, effects, kind, rows, groups, n, k, NULL);
+}
+
 static void grouped_forward(void **state) {
     mz_device device = toy();
     const int64_t rows[] = {0, 1, 128, 129, 700};
     /* Row tiles 0 + 1 + 1 + 2 + 6 = 10, times 3 columns of tiles: 30 tiles, 3 waves. */
-    near(mz_cost_grouped_gemm(&device, tiles, MZ_GEMM_FORWARD, rows, 5, 300, 64), 3 * tile(64));
-    near(mz_cost_grouped_gemm(&device, tiles, MZ_GEMM_DGRAD, rows, 5, 300, 64), 3 * tile(64));
-    near(mz_cost_grouped_gemm(&device, none, MZ_GEMM_FORWARD, rows, 5, 300, 64),
+    near(grouped_gemm(&device, tiles, MZ_GEMM_FORWARD, rows, 5, 300, 64), 3 * tile(64));
+    near(grouped_gemm(&device, tiles, MZ_GEMM_DGRAD, rows, 5, 300, 64), 3 * tile(64));
+    near(grouped_gemm(&device, none, MZ_GEMM_FORWARD, rows, 5, 300, 64),
          2.0 * 958 * 300 * 64 / 1e12);
     /* Weights of 4 groups, 958 rows in and out. */
-    near(mz_cost_grouped_gemm(&device, floors, MZ_GEMM_FORWARD, rows, 5, 300, 1),
+    near(grouped_gemm(&device, floors, MZ_GEMM_FORWARD, rows, 5, 300, 1),
          2.0 * (4 * 300 + 958 * 301) / 100e9);
     const int64_t nothing[] = {0, 0};
-    assert_true(mz_cost_grouped_gemm(&device, both, MZ_GEMM_FORWARD, nothing, 2, 300, 64) == 0);
-    assert_true(mz_cost_grouped_gemm(&device, both, MZ_GEMM_FORWARD, NULL, 0, 300, 64) == 0);
+    assert_true(grouped_gemm(&device, both, MZ_GEMM_FORWARD, nothing, 2, 300, 64) == 0);
+    assert_true(grouped_gemm(&device, both, MZ_GEMM_FORWARD, NULL, 0, 300, 64) == 0);
     /* Padding to 256 rows: 256 + 256 + 256 + 768 rows, 12 row tiles, 36 tiles, 4 waves. */
     device.row_alignment = 256;
-    near(mz_cost_grouped_gemm(&device, tiles, MZ_GEMM_FORWARD, rows, 5, 300, 64), 4 * tile(64));
+    near(grouped_gemm(&device, tiles, MZ_GEMM_FORWARD, rows, 5, 300, 64), 4 * tile(64));
 }
 
 /* Every remainder once, mean - 64 ... mean + 63: 65 of 128 groups take mean rows of tiles, 63 take
@@ -96,8 +101,8 @@ static void padding_effect(void **state) {
         int64_t rows[128], mean = known[i].mean;
         for (int64_t r = 0; r < 128; r++)
             rows[r] = mean - 64 + r;
-        double with = mz_cost_grouped_gemm(&device, tiles, MZ_GEMM_FORWARD, rows, 128, 128, 512);
-        double without = mz_cost_grouped_gemm(&device, none, MZ_GEMM_FORWARD, rows, 128, 128, 512);
+        double with = grouped_gemm(&device, tiles, MZ_GEMM_FORWARD, rows, 128, 128, 512);
+        double without = grouped_gemm(&device, none, MZ_GEMM_FORWARD, rows, 128, 128, 512);
         assert_true(fabs(with / without - known[i].factor) < 0.01);
         near(with / without, (double)(mean + 63) / ((double)mean - 0.5));
     }
@@ -109,17 +114,17 @@ static void grouped_wgrad(void **state) {
      * of 60: 4 free SMs take tiles until 60, the other 2 tiles start at 60 on two of them, end 120.
      * (Units: tile of one row.) */
     const int64_t rows[] = {100, 60, 0};
-    near(mz_cost_grouped_gemm(&device, tiles, MZ_GEMM_WGRAD, rows, 3, 384, 256), tile(120));
+    near(grouped_gemm(&device, tiles, MZ_GEMM_WGRAD, rows, 3, 384, 256), tile(120));
     const int64_t swapped[] = {60, 100};
     /* 6 SMs until 60; 4 SMs until 100; 2 of the six until 160. */
-    near(mz_cost_grouped_gemm(&device, tiles, MZ_GEMM_WGRAD, swapped, 2, 384, 256), tile(160));
-    near(mz_cost_grouped_gemm(&device, none, MZ_GEMM_WGRAD, rows, 3, 384, 256),
+    near(grouped_gemm(&device, tiles, MZ_GEMM_WGRAD, swapped, 2, 384, 256), tile(160));
+    near(grouped_gemm(&device, none, MZ_GEMM_WGRAD, rows, 3, 384, 256),
          2.0 * 160 * 384 * 256 / 1e12);
     /* Floor: three gradients written, the empty group's too, and 160 rows of both operands. */
-    near(mz_cost_grouped_gemm(&device, floors, MZ_GEMM_WGRAD, rows, 3, 384, 256),
+    near(grouped_gemm(&device, floors, MZ_GEMM_WGRAD, rows, 3, 384, 256),
          fmax(2.0 * (3 * 384 * 256 + 160 * 640) / 100e9, 2.0 * 160 * 384 * 256 / 1e12));
     const int64_t nothing[] = {0, 0};
-    near(mz_cost_grouped_gemm(&device, both, MZ_GEMM_WGRAD, nothing, 2, 384, 256),
+    near(grouped_gemm(&device, both, MZ_GEMM_WGRAD, nothing, 2, 384, 256),
          2.0 * 2 * 384 * 256 / 100e9);
 }
 

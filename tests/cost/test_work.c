@@ -161,6 +161,7 @@ static void products_are_tiles_taken_in_turn(void **state) {
     }
     const mz_device device = {.speed = 1, .measured = &m};
     const mz_cost_effects all = {true, true};
+    mz_cost_turn turn[6];
     for (int trial = 0; trial < 50; trial++) {
         int64_t rows[6], n = 1 + rand() % 10, k = 1 + rand() % 9;
         const int groups = 1 + rand() % 6;
@@ -168,9 +169,9 @@ static void products_are_tiles_taken_in_turn(void **state) {
             rows[g] = rand() % 4 == 0 ? 0 : rand() % 14;
         rows[0] = 5;
         for (int w = 0; w < 3; w++)
-            near(mz_cost_grouped_gemm(&device, all, kinds[w], rows, groups, n, k),
+            near(mz_cost_grouped_gemm(&device, all, kinds[w], rows, groups, n, k, turn),
                  by_hand(&m, works[w], rows, groups, n, k), 1e-9);
-        near(mz_cost_expert_up(&device, all, rows, groups, 3, k),
+        near(mz_cost_expert_up(&device, all, rows, groups, 3, k, turn),
              by_hand(&m, MZ_WORK_UP, rows, groups, 6, k), 1e-9);
     }
 }

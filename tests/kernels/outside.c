@@ -29,13 +29,15 @@ int main(void) {
                                .c = out};
     const float want[2][3] = {{5, 6, 650}, {1, 2, 210}};
 
-    if (mz_pack_rows(k, 0, &pack) || mz_grouped_gemm(k, 0, &product, NULL)) {
+    void *workspace = malloc(mz_grouped_gemm_workspace(k, &product));
+    if (mz_pack_rows(k, 0, &pack) || mz_grouped_gemm(k, 0, &product, workspace)) {
         fprintf(stderr, "outside: %s\n", mz_kernels_error(k));
         return 1;
     }
     product.n = -1;
-    int refused = mz_grouped_gemm(k, 0, &product, NULL);
+    int refused = mz_grouped_gemm(k, 0, &product, workspace);
     printf("%s; refused: %s\n", mz_kernels_describe(k), mz_kernels_error(k));
+    free(workspace);
     mz_kernels_close(&k);
     return memcmp(out, want, sizeof want) != 0 || refused != MZ_K_EINVAL;
 }

@@ -37,7 +37,9 @@ static void test_kernels_product(void **state) {
     void *weight = w;
     const mz_product_args args = {
         .groups = {begin, 1, 1, NULL}, .n = 1, .k = 2, .a = a, .weight = &weight, .c = &c};
-    assert_int_equal(mz_grouped_gemm(k, 0, &args, NULL), MZ_K_OK);
+    void *workspace = malloc(mz_grouped_gemm_workspace(k, &args));
+    assert_int_equal(mz_grouped_gemm(k, 0, &args, workspace), MZ_K_OK);
+    free(workspace);
     assert_true(c == 31);
     mz_kernels_close(&k);
 }

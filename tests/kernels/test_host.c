@@ -168,6 +168,48 @@ static void layer(rig *r, record *all, mz_dtype type, const int32_t *expert) {
         keep(r, all, out[i]);
 }
 
+/* Groups whose rows and weights are cut, others that are not, and one without a weight. */
+static void uneven_groups(rig *r, record *all, mz_dtype type) {
+    enum { GROUPS = 7, ROWS = 2948, N = 264, DEPTH = 40 };
+    const int64_t begin[GROUPS + 1] = {0, 0, 700, 830, 1930, 1935, 2435, ROWS};
+    void *weight[GROUPS], *gradient[GROUPS];
+    for (int g = 0; g < GROUPS; g++) {
+        weight[g] = g == 5 ? NULL : values(r, type, (int64_t)N * DEPTH);
+        gradient[g] = g == 5 ? NULL : rig_room(r, type, (int64_t)N * DEPTH);
+    }
+    mz_product_args a = {.groups = {rig_in(r, begin, sizeof begin), GROUPS, ROWS, NULL},
+                         .n = N,
+                         .k = DEPTH,
+                         .type = type,
+                         .gradient_type = type};
+    void *const rows_n = values(r, type, (int64_t)ROWS * N);
+    void *const rows_k = values(r, type, (int64_t)ROWS * DEPTH);
+    for (int op = MZ_PRODUCT_FORWARD; op <= MZ_PRODUCT_WGRAD; op++) {
+        const bool wgrad = op == MZ_PRODUCT_WGRAD, forward = op == MZ_PRODUCT_FORWARD;
+        a.op = op;
+        a.a = forward ? rows_k : rows_n;
+        a.weight = rig_in(r, wgrad ? gradient : weight, sizeof weight);
+        a.c = wgrad ? rows_k : rig_room(r, type, (int64_t)ROWS * (forward ? N : DEPTH));
+        RIG_OK(r, mz_grouped_gemm(r->kernels, 0, &a,
+                                  rig_workspace(r, mz_grouped_gemm_workspace(r->kernels, &a))));
+        if (!wgrad)
+            keep(r, all, a.c);
+    }
+    for (int g = 0; g < GROUPS; g++)
+        if (gradient[g])
+            keep(r, all, gradient[g]);
+    const mz_expert_up up = {.groups = a.groups,
+                             .hidden = DEPTH,
+                             .intermediate = N / 2,
+                             .type = type,
+                             .x = rows_k,
+                             .weight = rig_in(r, weight, sizeof weight),
+                             .h = rig_room(r, type, (int64_t)ROWS * N / 2)};
+    RIG_OK(r, mz_expert_up_forward(r->kernels, 0, &up,
+                                   rig_workspace(r, mz_expert_up_workspace(r->kernels, &up))));
+    keep(r, all, up.h);
+}
+
 static void update(rig *r, record *all, mz_update_kind kind, int tier) {
     enum { M = 3, R = 200, C = 360, N = M * R * C };
     const double *zero = rig_host(r, 8 * N);
@@ -209,8 +251,10 @@ static record *into; /* of the program that runs */
 static void everything(rig *r) {
     int32_t *expert = rig_out(r, 4 * PAIRS);
     route(r, into, expert);
-    for (int type = MZ_F32; type <= MZ_BF16; type++)
+    for (int type = MZ_F32; type <= MZ_BF16; type++) {
         layer(r, into, type, expert);
+        uneven_groups(r, into, type);
+    }
     rig_clear(r);
     for (int tier = 0; tier < 7; tier++) /* momentum, factors, bf16 gradients: by bits */
         for (int kind = MZ_UPDATE_SKEWADAM; kind <= MZ_UPDATE_MUON; kind++) {
@@ -385,6 +429,105 @@ static void test_ways(void **state) {
     rig_clear(&r);
 }
 
+/* ---- tiles of products --------------------------------------------------------------------------
+ */
+
+enum { GROUPS_MOST = 12 };
+
+typedef struct tiles_case {
+    int64_t begin[GROUPS_MOST + 1];
+    void *weight[GROUPS_MOST];
+    mz_host_turn turn[GROUPS_MOST];
+    mz_product_args args;
+} tiles_case;
+
+static void set_rows(tiles_case *c, const int64_t *rows, int32_t groups, int64_t n) {
+    for (int32_t g = 0; g < groups; g++) {
+        c->begin[g + 1] = c->begin[g] + rows[g];
+        c->weight[g] = c;
+    }
+    c->args = (mz_product_args){
+        .groups = {c->begin, groups, c->begin[groups], NULL}, .n = n, .k = 8, .weight = c->weight};
+}
+
+static void expect_tiles(const mz_host_tiling *t, const mz_host_tile *want, int count) {
+    assert_int_equal(mz_host_order_tiles(t), count);
+    for (int i = 0; i < count; i++) {
+        const mz_host_tile tile = mz_host_tile_at(t, i);
+        if (tile.group != want[i].group || tile.first != want[i].first ||
+            tile.count != want[i].count)
+            fail_msg("tile %d: group %d, %d + %d", i, (int)tile.group, (int)tile.first,
+                     (int)tile.count);
+    }
+}
+
+/* By hand: 640 rows are two tiles of 320; 1030 three, of 344, 344 and 342: 1030 / 3 up to a
+ * multiple of 8. Longest first, of equal ones the lower number. */
+static void test_tiles_by_hand(void **state) {
+    (void)state;
+    const int64_t rows[] = {128, 640, 0, 1030, 128, 640, 300};
+    const mz_host_tile by_rows[] = {{3, 0, 344},   {3, 344, 344}, {3, 688, 342},
+                                    {1, 0, 320},   {1, 320, 320}, {5, 0, 320},
+                                    {5, 320, 320}, {0, 0, 128},   {4, 0, 128}};
+    /* 500 columns: two tiles of 256 and 244; an empty group has them too */
+    const mz_host_tile by_cols[] = {{3, 0, 256}, {3, 256, 244}, {1, 0, 256}, {1, 256, 244},
+                                    {5, 0, 256}, {5, 256, 244}, {0, 0, 256}, {0, 256, 244},
+                                    {4, 0, 256}, {4, 256, 244}, {2, 0, 256}, {2, 256, 244}};
+    tiles_case c = {0};
+    set_rows(&c, rows, COUNT_OF(rows), 500);
+    c.weight[6] = NULL;
+    c.args.op = MZ_PRODUCT_DGRAD;
+    mz_host_tiling t = mz_host_product_tiling(&c.args, c.turn);
+    expect_tiles(&t, by_rows, COUNT_OF(by_rows));
+    c.args.op = MZ_PRODUCT_WGRAD;
+    t = mz_host_product_tiling(&c.args, c.turn);
+    expect_tiles(&t, by_cols, COUNT_OF(by_cols));
+}
+
+/* Of one group's side: all of it once, in order, in as few tiles as can be, nearly equal. */
+static void check_group(const mz_host_tiling *t, int32_t group, int64_t side, int64_t tiles) {
+    int64_t next = 0, parts = 0, part = 0;
+    for (int64_t i = 0; i < tiles; i++) {
+        const mz_host_tile tile = mz_host_tile_at(t, i);
+        if (tile.group != group)
+            continue;
+        assert_int_equal(tile.first, next);
+        part = parts++ == 0 ? tile.count : part;
+        next += tile.count;
+        assert_true(tile.count > 0 && tile.count <= t->most && part % 8 * (side - part) == 0);
+        assert_true(tile.count == part || (tile.count < part && next == side));
+    }
+    assert_int_equal(next, side);
+    assert_int_equal(parts, (side + t->most - 1) / t->most);
+    assert_true(side == 0 || part < (side + parts - 1) / parts + 8);
+}
+
+static void test_tiles(void **state) {
+    (void)state;
+    rig r = {.random = 9};
+    for (int trial = 0; trial < 400; trial++) {
+        const int32_t groups = 1 + (int32_t)(rig_bits(&r) % GROUPS_MOST);
+        int64_t rows[GROUPS_MOST];
+        for (int32_t g = 0; g < groups; g++)
+            rows[g] = (int64_t)(rig_bits(&r) % 4 ? rig_bits(&r) % 40 * (rig_bits(&r) % 70) : 64);
+        tiles_case c = {0};
+        set_rows(&c, rows, groups, 1 + (int64_t)(rig_bits(&r) % 900));
+        c.args.op = trial % 2 ? MZ_PRODUCT_FORWARD : MZ_PRODUCT_WGRAD;
+        const mz_expert_up up = {.groups = c.args.groups,
+                                 .intermediate = 1 + (int64_t)(rig_bits(&r) % 3000),
+                                 .weight = c.weight};
+        const mz_host_tiling t = trial % 4 == 3 ? mz_host_up_tiling(&up, c.turn)
+                                                : mz_host_product_tiling(&c.args, c.turn);
+        const int64_t tiles = mz_host_order_tiles(&t);
+        for (int32_t g = 0; g < groups; g++)
+            check_group(&t, g, t.cols > 0 ? t.cols : rows[g], tiles);
+        for (int32_t i = 1; i < groups; i++)
+            assert_true(c.turn[i - 1].length > c.turn[i].length ||
+                        (c.turn[i - 1].length == c.turn[i].length &&
+                         c.turn[i - 1].group < c.turn[i].group));
+    }
+}
+
 /* ---- pool ---------------------------------------------------------------------------------------
  */
 
@@ -412,8 +555,9 @@ static void test_pool(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_same_bits),
-                                       cmocka_unit_test(test_loops), cmocka_unit_test(test_ways),
-                                       cmocka_unit_test(test_pool)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_same_bits),     cmocka_unit_test(test_loops),
+        cmocka_unit_test(test_ways),          cmocka_unit_test(test_pool),
+        cmocka_unit_test(test_tiles_by_hand), cmocka_unit_test(test_tiles)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -16,12 +16,13 @@ static void assert_near(double value, double wanted) {
 
 typedef struct fake_device {
     mz_product_tiles rows, wgrad, up; /* of forward and dgrad */
+    const char *backend;
 } fake_device;
 
 /* Two threads of a host; its grouped products' tiles. A GPU of 132 multiprocessors. */
-static const fake_device host = {{512, 0, 0, 2}, {0, 256, 0, 2}, {256, 0, 0, 2}},
-                         many_cores = {{512, 0, 0, 24}, {0, 256, 0, 24}, {256, 0, 0, 24}},
-                         gpu = {{128, 256, 0, 132}, {0, 128, 256, 132}, {128, 256, 0, 132}};
+static const fake_device host = {{512, 0, 0, 2}, {0, 256, 0, 2}, {256, 0, 0, 2}, "host"},
+                         many_cores = {{512, 0, 0, 24}, {0, 256, 0, 24}, {256, 0, 0, 24}, "host"},
+                         gpu = {{128, 256, 0, 132}, {0, 128, 256, 132}, {128, 256, 0, 132}, "cuda"};
 
 static struct {
     const fake_device *device;
@@ -41,8 +42,16 @@ static int64_t parts(int64_t side, int32_t most) {
     return most > 0 && side > most ? (side + most - 1) / most : 1;
 }
 
-static double part(int64_t side, int32_t most) {
-    return (double)(most > 0 && side > most ? most : side);
+/* The first tile's part of a side; on a host they are as equal as multiples of 8 let them be. */
+static int64_t part(int64_t side, int32_t most) {
+    if (most <= 0 || side <= most)
+        return side;
+    return fake.device == &gpu ? most
+                               : (side + 8 * parts(side, most) - 1) / (8 * parts(side, most)) * 8;
+}
+
+static bool comes_out_even(int64_t side, int32_t most) {
+    return side == 0 || side % part(side, most) == 0;
 }
 
 /* Groups differ by a few rows where one tile holds each. Returns the mean time of a tile. */
@@ -54,7 +63,7 @@ static double mean_tile_s(const mz_product_tiles *t, const mz_groups *g, int64_t
         const int64_t rows = g->begin[i + 1] - g->begin[i];
         assert_true(rows == m || (m >= 8 && (t->rows == 0 || rows <= t->rows)));
         assert_true(rows - m >= -4 && rows - m <= 4);
-        sum += tile_s(part(rows, t->rows), part(n, t->n), part(k, t->k));
+        sum += tile_s((double)part(rows, t->rows), (double)part(n, t->n), (double)part(k, t->k));
         fake.rests[rows % 8] += m == 64;
     }
     return sum / g->groups;
@@ -64,9 +73,7 @@ static mz_kstatus product(const mz_product_tiles *t, const mz_groups *g, int64_t
     const int64_t m = g->begin[g->groups] / g->groups;
     const int64_t tiles = parts(m, t->rows) * parts(n, t->n) * parts(k, t->k) * g->groups;
     const double each = mean_tile_s(t, g, m, n, k);
-    assert_true(t->rows == 0 || m <= t->rows || m % t->rows == 0);
-    assert_true(t->n == 0 || n <= t->n || n % t->n == 0);
-    assert_true(t->k == 0 || k <= t->k || k % t->k == 0);
+    assert_true(comes_out_even(m, t->rows) && comes_out_even(n, t->n) && comes_out_even(k, t->k));
     if (tiles == 1)
         fake.clock += single_s + (t->workers > 1 ? alone : 1) * each;
     else
@@ -183,7 +190,16 @@ mz_code calibrate_time(calibration *c, const calibrate_call *call, double *secon
 /* ---- tests --------------------------------------------------------------------------------------
  */
 
-static void samples_are_tiles(const fake_device *device, int64_t hidden, int64_t inter) {
+static bool has_sample(const mz_fit *fit, int64_t n, int64_t k) {
+    for (int32_t i = 0; i < fit->samples; i++)
+        if (fit->sample[i].size[1] == (double)n && fit->sample[i].size[2] == (double)k)
+            return true;
+    return false;
+}
+
+/* Where a shape is asked for, every size of its tiles is sampled: `n` of the wgrad's. */
+static void samples_are_tiles_of(const fake_device *device, int64_t hidden, int64_t inter,
+                                 const int64_t n[2]) {
     static const mz_work works[] = {MZ_WORK_FORWARD, MZ_WORK_DGRAD, MZ_WORK_WGRAD, MZ_WORK_UP};
     static char pool[2];
     mz_arena arena = {0};
@@ -199,8 +215,11 @@ static void samples_are_tiles(const fake_device *device, int64_t hidden, int64_t
                      .results = pool + 1};
     memset(&fake, 0, sizeof fake);
     fake.device = device;
+    snprintf(measured.backend, sizeof measured.backend, "%s", device->backend);
     for (; c.round < 2; c.round++)
         assert_ok(calibrate_products(&c, &err), &err);
+    for (int i = 0; i < 2 && n[i] > 0; i++)
+        assert_true(has_sample(&measured.fit[MZ_WORK_WGRAD], n[i], inter));
     for (int rest = 0; rest < COUNT_OF(fake.rests); rest++)
         assert_true(fake.rests[rest] > 0);
     assert_near(measured.call_s, call_s);
@@ -223,6 +242,10 @@ static void samples_are_tiles(const fake_device *device, int64_t hidden, int64_t
     mz_arena_free(&arena);
 }
 
+static void samples_are_tiles(const fake_device *device, int64_t hidden, int64_t inter) {
+    samples_are_tiles_of(device, hidden, inter, (const int64_t[2]){0});
+}
+
 static void a_host(void **state) {
     (void)state;
     samples_are_tiles(&host, 0, 0);
@@ -241,7 +264,7 @@ static void a_full_pool(void **state) {
     (void)state;
     static char pool[2];
     mz_arena arena = {0};
-    mz_measured measured = {0};
+    mz_measured measured = {.backend = "host"};
     mz_err err;
     calibration c = {.options = {.rounds = 2, .pool_bytes = 2 * (1024 * 1024 + 160 * 1024)},
                      .arena = &arena,
@@ -266,12 +289,19 @@ static void a_shape_more(void **state) {
     samples_are_tiles(&gpu, 384, 256);
 }
 
+/* 600 columns are three tiles of 200 on a host; 1000 are three of 256 and one of 232. */
+static void tiles_of_a_shape(void **state) {
+    (void)state;
+    samples_are_tiles_of(&host, 600, 200, (const int64_t[2]){200});
+    samples_are_tiles_of(&host, 1000, 200, (const int64_t[2]){256, 232});
+    samples_are_tiles_of(&gpu, 600, 200, (const int64_t[2]){128, 88});
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_host),
-        cmocka_unit_test(a_gpu),
-        cmocka_unit_test(a_full_pool),
-        cmocka_unit_test(a_shape_more),
+        cmocka_unit_test(a_host),           cmocka_unit_test(a_gpu),
+        cmocka_unit_test(a_full_pool),      cmocka_unit_test(a_shape_more),
+        cmocka_unit_test(tiles_of_a_shape),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
