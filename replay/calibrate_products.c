@@ -3,7 +3,6 @@
 #include "replay/calibrate_inside.h"
 
 #include "common/base/stat.h"
-#include "sim/cost/work.h"
 
 #include <string.h>
 

@@ -65,6 +65,28 @@ double mz_fit_seconds(const mz_fit *fit, mz_work work, const double size[MZ_FIT_
     return fitted(fit, work, size) * correction(fit, size);
 }
 
+bool mz_on_host(const mz_measured *m) {
+    return strcmp(m->backend, "host") == 0;
+}
+
+static int64_t divide_up(int64_t a, int64_t b) {
+    return (a + b - 1) / b;
+}
+
+mz_cut mz_cut_side(const mz_measured *m, int64_t side, int32_t most) {
+    enum { GRAIN = 8 };
+    if (most <= 0 || side <= most)
+        return (mz_cut){{1, 0}, {side, 0}};
+    int64_t part = most;
+    if (mz_on_host(m)) {
+        const int64_t even = divide_up(side, divide_up(side, most));
+        const int64_t grains = divide_up(even, GRAIN) * GRAIN;
+        part = grains < most ? grains : most;
+    }
+    const int64_t whole = side / part, rest = side - whole * part;
+    return (mz_cut){{whole, rest > 0}, {part, rest}};
+}
+
 typedef struct size_range {
     double least, most;
 } size_range;
@@ -89,8 +111,8 @@ static const double NEAR = 2; /* as a factor: samples tell about sizes that are 
 bool mz_measured_reaches(const mz_measured *m, mz_work product, int64_t n, int64_t k) {
     const mz_fit *fit = &m->fit[product];
     const mz_tiling *t = &m->tiling[product];
-    const double side[2] = {(double)(t->n > 0 && n > t->n ? t->n : n),
-                            (double)(t->k > 0 && k > t->k ? t->k : k)};
+    const double side[2] = {(double)mz_cut_side(m, n, t->n).part[0],
+                            (double)mz_cut_side(m, k, t->k).part[0]};
     bool reached = true;
     for (int i = 0; i < 2 && fit->samples > 0; i++)
         reached = reached && out_by(sampled(fit, i + 1), side[i]) <= NEAR;
@@ -102,10 +124,9 @@ void mz_rows_meet(mz_rows_met *met, const mz_measured *m, mz_work work, int64_t 
         return;
     if (m->fit[work].samples == 0) /* profiles of earlier versions, or calibrated in part */
         work = work == MZ_WORK_GATHER ? MZ_WORK_PACK : work == MZ_WORK_UP ? MZ_WORK_FORWARD : work;
-    const int32_t tile = is_product(work) ? m->tiling[work].rows : 0;
-    const int64_t most = tile > 0 && rows > tile ? tile : rows;
-    if (most > met->most[work])
-        met->most[work] = most;
+    const mz_cut cut = mz_cut_side(m, rows, is_product(work) ? m->tiling[work].rows : 0);
+    if (cut.part[0] > met->most[work])
+        met->most[work] = cut.part[0];
 }
 
 bool mz_measured_rows_outside(const mz_measured *m, const mz_rows_met *met, char *text,

@@ -68,6 +68,16 @@ void mz_fit_finish(mz_fit *fit, mz_work work);
 /* Seconds of one call (one tile) of a finished fit with samples. O(samples). */
 double mz_fit_seconds(const mz_fit *fit, mz_work work, const double size[MZ_FIT_SIZES]);
 
+bool mz_on_host(const mz_measured *measured); /* its products are those of kernels/host */
+
+/* A side of a product cut in `count` tiles of `part` and, where it does not come out even, a rest.
+ * most: of a tile; 0: all of the side. CUDA cuts whole tiles, the host (kernels/host/product.c) as
+ * few as it takes, as equal as multiples of 8 let them be. */
+typedef struct mz_cut {
+    int64_t count[2], part[2]; /* whole ones; the rest */
+} mz_cut;
+mz_cut mz_cut_side(const mz_measured *measured, int64_t side, int32_t most);
+
 /* Whether there are samples of about such a size: no side of a product's weight [n][k], or of the
  * part of it in a tile, is less than half of the least one sampled or more than twice the greatest.
  * A kind that was not measured has nothing to go beyond. O(samples). */

@@ -3,8 +3,6 @@
 #include "common/base/sort.h"
 #include "sim/cost/schedule.h"
 
-#include <string.h>
-
 static const double bf16_bytes = 2;
 
 double mz_work_bytes(mz_work work, int64_t rows, int64_t cols, int64_t more) {
@@ -83,29 +81,6 @@ double mz_cost_update(const mz_device *device, mz_optimizer_rule rule, int64_t m
     return seconds + flops / (device->bf16_flops * device->gemm_efficiency * device->speed);
 }
 
-enum { TILE_GRAIN = 8 };
-
-static bool on_host(const mz_measured *m) {
-    return strcmp(m->backend, "host") == 0;
-}
-
-static int64_t divide_up(int64_t a, int64_t b) {
-    return (a + b - 1) / b;
-}
-
-mz_cut mz_cut_side(const mz_measured *m, int64_t side, int32_t most) {
-    if (most <= 0 || side <= most)
-        return (mz_cut){{1, 0}, {side, 0}};
-    int64_t part = most;
-    if (on_host(m)) {
-        const int64_t even = divide_up(side, divide_up(side, most));
-        const int64_t grains = divide_up(even, TILE_GRAIN) * TILE_GRAIN;
-        part = grains < most ? grains : most;
-    }
-    const int64_t whole = side / part, rest = side - whole * part;
-    return (mz_cut){{whole, rest > 0}, {part, rest}};
-}
-
 /* The tiles of one group behind those that are there. */
 static void add_group(mz_schedule *schedule, const mz_measured *m, mz_work work, int64_t rows,
                       int64_t n, int64_t k) {
@@ -140,7 +115,7 @@ static int32_t order_groups(const mz_measured *m, mz_work work, const int64_t *r
     for (int32_t g = 0; g < groups; g++)
         if (rows[g] > 0 || work == MZ_WORK_WGRAD)
             turn[used++] = (mz_cost_turn){mz_cut_side(m, rows[g], m->tiling[work].rows).part[0], g};
-    if (on_host(m))
+    if (mz_on_host(m))
         mz_sort_in_place(turn, (size_t)used, sizeof *turn, by_length);
     return used;
 }

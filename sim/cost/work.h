@@ -36,14 +36,6 @@ double mz_cost_update(const mz_device *device, mz_optimizer_rule rule, int64_t m
 double mz_cost_expert_up(const mz_device *device, mz_cost_effects effects, const int64_t *rows,
                          int32_t groups, int64_t intermediate, int64_t hidden, mz_cost_turn *turn);
 
-/* A side of a product cut in `count` tiles of `part` and, where it does not come out even, a rest.
- * most: of a tile; 0: all of the side. CUDA cuts whole tiles, the host (kernels/host/product.c) as
- * few as it takes, as equal as multiples of 8 let them be. */
-typedef struct mz_cut {
-    int64_t count[2], part[2]; /* whole ones; the rest */
-} mz_cut;
-mz_cut mz_cut_side(const mz_measured *measured, int64_t side, int32_t most);
-
 /* A grouped product of a kind that the profile has measured: its tiles taken in turn by the
  * workers, of the host's those of the groups with the longest ones first. false where it has not.
  * turn: [groups], scratch. O(groups (samples + log groups)). */
