@@ -3,6 +3,7 @@
 #include <mizan/kernels.h>
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 int main(void) {
