@@ -16,8 +16,7 @@ typedef struct shape {
     int64_t tokens, hidden, intermediate;
     int32_t experts, k;
     bool skewed; /* expert e draws pairs in proportion to (e + 1)^-0.8, else all the same */
-    bool large;  /* as the goals of products and of the whole backward want it: at least 256 kept
-                    rows of every expert; or a small one that stands for it */
+    bool large;  /* as the goals of products want it, or a small one that stands for it */
 } shape;
 
 enum { LAYER_BUFFERS = 64 };
@@ -49,11 +48,10 @@ void layer_close(layer *l);
 
 /* ---- timings (timing.c) -------------------------------------------------------------------------
  */
-/* What an operation is to reach at least, or where it is a share of another's time at most. */
+/* What an operation is to reach at least. */
 typedef struct goal {
-    enum { GOAL_NONE, GOAL_COPY_SHARE, GOAL_FLOPS, GOAL_TIME_SHARE } kind;
-    double value;   /* of the measured copy's bytes/s; FLOP/s; of the time of `of` on its shape */
-    const char *of; /* an operation */
+    enum { GOAL_NONE, GOAL_COPY_SHARE, GOAL_FLOPS } kind;
+    double value; /* of the measured copy's bytes/s; FLOP/s */
 } goal;
 
 typedef struct timing {

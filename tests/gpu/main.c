@@ -139,18 +139,11 @@ static double floor_of(const timings *t, const timing *one) {
 /* How much of its goal's quantity an operation shows; NaN: not timed, or what it is held against.
  */
 static double shown(const timings *t, const timing *one) {
-    double of = NAN;
     switch (one->goal.kind) {
     case GOAL_COPY_SHARE:
         return t->copy_rate > 0 ? one->bytes / one->seconds / t->copy_rate : NAN;
     case GOAL_FLOPS:
         return one->flops / one->seconds;
-    case GOAL_TIME_SHARE:
-        for (int i = 0; i < t->n; i++)
-            if (strcmp(t->at[i].operation, one->goal.of) == 0 &&
-                strcmp(t->at[i].shape, one->shape) == 0)
-                of = t->at[i].seconds;
-        return one->seconds / of;
     default:
         return NAN;
     }
@@ -158,11 +151,7 @@ static double shown(const timings *t, const timing *one) {
 
 static const char *verdict(const timings *t, const timing *one) {
     const double x = shown(t, one);
-    if (isnan(x))
-        return "not known";
-    return (one->goal.kind == GOAL_TIME_SHARE ? x <= one->goal.value : x >= one->goal.value)
-               ? "met"
-               : "missed";
+    return isnan(x) ? "not known" : x >= one->goal.value ? "met" : "missed";
 }
 
 static void print_goal(const timings *t, const timing *one) {
@@ -173,8 +162,6 @@ static void print_goal(const timings *t, const timing *one) {
         snprintf(text, sizeof text, ">= %.0f%% copy: %.0f%%", 100 * g->value, 100 * x);
     if (g->kind == GOAL_FLOPS)
         snprintf(text, sizeof text, ">= %.0f TFLOP/s", 1e-12 * g->value);
-    if (g->kind == GOAL_TIME_SHARE)
-        snprintf(text, sizeof text, "<= %.2f full: %.3f", g->value, x);
     printf(" %-19s %-9s", text, g->kind == GOAL_NONE ? "" : verdict(t, one));
 }
 
@@ -233,16 +220,11 @@ static void print_table(const timings *t, const settings *s) {
 }
 
 static void print_json_goal(FILE *json, const timings *t, const timing *one) {
-    static const char *const unit[] = {NULL, "share of copy bytes/s, at least", "FLOP/s, at least",
-                                       "share of time, at most"};
+    static const char *const unit[] = {NULL, "share of copy bytes/s, at least", "FLOP/s, at least"};
     const double x = shown(t, one);
     if (one->goal.kind == GOAL_NONE)
         return;
     fprintf(json, ", \"goal\": %.6g, \"goal_is\": \"%s\"", one->goal.value, unit[one->goal.kind]);
-    if (one->goal.of) {
-        fputs(", \"goal_of\": ", json);
-        print_text(json, one->goal.of);
-    }
     if (!isnan(x))
         fprintf(json, ", \"reached\": %.6g", x);
     fprintf(json, ", \"verdict\": \"%s\"", verdict(t, one));

@@ -331,7 +331,8 @@ static mz_kstatus skewadam_factored(layer *l, cost *c) {
                               .col = l->col},
                   8);
 }
-/* The first sweep reads the gradient and brings the momentum up to date, the second reads that. */
+/* The gradient once (2), the momentum read, written and read again (4 + 4 + 4), the parameter (2 +
+ * 2). */
 static mz_kstatus skewadam_momentum(layer *l, cost *c) {
     return update(l, c,
                   (mz_update){.kind = MZ_UPDATE_SKEWADAM,
@@ -398,8 +399,8 @@ static mz_kstatus adamw(layer *l, cost *c) {
 }
 
 /* Of DESIGN section 9; the products' of the large shapes, with wgmma and with mma.sync. */
-static const goal copy_70 = {GOAL_COPY_SHARE, 0.7, NULL}, copy_80 = {GOAL_COPY_SHARE, 0.8, NULL},
-                  wgmma_450 = {GOAL_FLOPS, 450e12, NULL}, mma_300 = {GOAL_FLOPS, 300e12, NULL};
+static const goal copy_70 = {GOAL_COPY_SHARE, 0.7}, copy_80 = {GOAL_COPY_SHARE, 0.8},
+                  wgmma_450 = {GOAL_FLOPS, 450e12}, mma_300 = {GOAL_FLOPS, 300e12};
 
 /* `list`: the checks that an operation must have passed. */
 static const struct {
@@ -504,7 +505,7 @@ static timing *add_row(timings *t, const char *operation, const char *shape) {
 
 /* Without wgmma the default engine runs mma.sync. */
 static goal goal_of(const layer *l, int operation) {
-    const goal *g = operations[operation].goal, none = {GOAL_NONE, 0, NULL};
+    const goal *g = operations[operation].goal, none = {GOAL_NONE, 0};
     const bool wgmma = strstr(mz_kernels_describe(l->kernels), " sm_90,") != NULL;
     if (g == &wgmma_450 && !wgmma)
         g = &mma_300;
