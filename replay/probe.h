@@ -42,7 +42,8 @@ void mz_probe_free(mz_probe **probe); /* NULL is allowed */
 /* *seconds: the mean over processes, all of which run at once, of
  * - eight products of 128 rows with weights of 512 x 512, bf16; once untimed before it, so that
  *   what ran before does not matter;
- * - 4096 rows of 4 KiB packed from where nobody has been for long to where nobody has;
+ * - 4096 rows of 4 KiB packed from where nobody has been for long to where nobody has; others
+ *   untimed before them, for the same reason;
  * - 128 rows of 1 KiB packed, as a phase of a step has it: rows of 16 calls have just been written,
  *   the host is on its own for a moment before each. The median of three times.
  * Some 5 ms each on two cores; accelerators repeat them. */
