@@ -186,67 +186,88 @@ static mz_kstatus run_up(mz_kernels *kernels, const void *args, void *workspace)
     return mz_expert_up_forward(kernels, 0, args, workspace);
 }
 
-static void products(const table *t, mz_dtype type, const int64_t *begin, const char *load) {
-    const bench *b = t->b;
-    const int64_t each = (int64_t)WIDE * WIDE;
+/* What both kinds of product work on: operands of one load. */
+typedef struct operands {
+    const char *load;
+    const int64_t *begin; /* [EXPERTS + 1] */
+    mz_dtype type;
+    void *a, *c;
     void *weight[EXPERTS], *gradient[EXPERTS];
+} operands;
+
+static void make_operands(const bench *b, operands *o) {
+    const int64_t each = (int64_t)WIDE * WIDE, rows = (int64_t)ROWS * WIDE;
     for (int e = 0; e < EXPERTS; e++) {
-        weight[e] = type == MZ_BF16 ? bench_halves(b, each) : bench_floats(b, each);
-        gradient[e] = bench_room(b, 4 * (size_t)each, 0);
+        o->weight[e] = o->type == MZ_BF16 ? bench_halves(b, each) : bench_floats(b, each);
+        o->gradient[e] = bench_room(b, 4 * (size_t)each, 0);
     }
-    void *a = type == MZ_BF16 ? bench_halves(b, (int64_t)ROWS * WIDE)
-                              : bench_floats(b, (int64_t)ROWS * WIDE);
-    void *c = bench_room(b, 4 * (size_t)ROWS * WIDE, 0);
-    const char *names[] = {"forward", "dgrad", "wgrad"};
-    for (int op = MZ_PRODUCT_FORWARD; op <= MZ_PRODUCT_WGRAD; op++) {
-        const mz_product_args args = {.op = op,
-                                      .groups = {begin, EXPERTS, ROWS, begin},
-                                      .n = WIDE,
-                                      .k = WIDE,
-                                      .type = type,
-                                      .gradient_type = MZ_F32,
-                                      .a = a,
-                                      .weight = op == MZ_PRODUCT_WGRAD ? gradient : weight,
-                                      .c = c};
-        char name[80], note[80];
-        const double flops = 2.0 * ROWS * WIDE * WIDE;
-        snprintf(name, sizeof name, "%s, %s, %s", names[op], type == MZ_BF16 ? "bf16" : "fp32",
-                 load);
-        snprintf(note, sizeof note, "2 rows n k = %.2f GFLOP", flops / 1e9);
-        measure(t,
-                (kernel){.name = name,
-                         .run = run_product,
-                         .args = &args,
-                         .scratch = mz_grouped_gemm_workspace(b->kernels, &args),
-                         .amount = flops,
-                         .note = note},
-                product_once, flops, "GF/s", 85);
-        check_product(&args);
+    o->a = o->type == MZ_BF16 ? bench_halves(b, rows) : bench_floats(b, rows);
+    o->c = bench_room(b, 4 * (size_t)rows, 0);
+}
+
+static void free_operands(const bench *b, operands *o) {
+    for (int e = 0; e < EXPERTS; e++) {
+        mz_kernels_free(b->kernels, o->weight[e]);
+        mz_kernels_free(b->kernels, o->gradient[e]);
     }
-    const mz_expert_up up = {.groups = {begin, EXPERTS, ROWS, begin},
+    mz_kernels_free(b->kernels, o->a);
+    mz_kernels_free(b->kernels, o->c);
+}
+
+static const double product_flops = 2.0 * ROWS * WIDE * WIDE;
+
+/* `k`: what is run, but for its name and its amount. */
+static void measure_product(const table *t, const operands *o, const char *what, kernel k) {
+    char name[80];
+    snprintf(name, sizeof name, "%s, %s, %s", what, o->type == MZ_BF16 ? "bf16" : "fp32", o->load);
+    k.name = name;
+    k.amount = product_flops;
+    measure(t, k, product_once, product_flops, "GF/s", 85);
+}
+
+static void one_product(const table *t, operands *o, mz_product op) {
+    static const char *const names[] = {"forward", "dgrad", "wgrad"};
+    const mz_product_args args = {.op = op,
+                                  .groups = {o->begin, EXPERTS, ROWS, o->begin},
+                                  .n = WIDE,
+                                  .k = WIDE,
+                                  .type = o->type,
+                                  .gradient_type = MZ_F32,
+                                  .a = o->a,
+                                  .weight = op == MZ_PRODUCT_WGRAD ? o->gradient : o->weight,
+                                  .c = o->c};
+    char note[80];
+    snprintf(note, sizeof note, "2 rows n k = %.2f GFLOP", product_flops / 1e9);
+    measure_product(t, o, names[op],
+                    (kernel){.run = run_product,
+                             .args = &args,
+                             .scratch = mz_grouped_gemm_workspace(t->b->kernels, &args),
+                             .note = note});
+    check_product(&args);
+}
+
+static void up_product(const table *t, operands *o) {
+    const mz_expert_up up = {.groups = {o->begin, EXPERTS, ROWS, o->begin},
                              .hidden = WIDE,
                              .intermediate = WIDE / 2,
-                             .type = type,
-                             .x = a,
-                             .weight = weight,
-                             .h = c};
-    const double flops = 2.0 * ROWS * WIDE * WIDE;
-    char name[80];
-    snprintf(name, sizeof name, "up with SwiGLU, %s, %s", type == MZ_BF16 ? "bf16" : "fp32", load);
-    measure(t,
-            (kernel){.name = name,
-                     .run = run_up,
-                     .args = &up,
-                     .scratch = mz_expert_up_workspace(b->kernels, &up),
-                     .amount = flops,
-                     .note = "4 rows H I, activation included"},
-            product_once, flops, "GF/s", 85);
-    for (int e = 0; e < EXPERTS; e++) {
-        mz_kernels_free(b->kernels, weight[e]);
-        mz_kernels_free(b->kernels, gradient[e]);
-    }
-    mz_kernels_free(b->kernels, a);
-    mz_kernels_free(b->kernels, c);
+                             .type = o->type,
+                             .x = o->a,
+                             .weight = o->weight,
+                             .h = o->c};
+    measure_product(t, o, "up with SwiGLU",
+                    (kernel){.run = run_up,
+                             .args = &up,
+                             .scratch = mz_expert_up_workspace(t->b->kernels, &up),
+                             .note = "4 rows H I, activation included"});
+}
+
+static void products(const table *t, mz_dtype type, const int64_t *begin, const char *load) {
+    operands o = {.load = load, .begin = begin, .type = type};
+    make_operands(t->b, &o);
+    for (int op = MZ_PRODUCT_FORWARD; op <= MZ_PRODUCT_WGRAD; op++)
+        one_product(t, &o, (mz_product)op);
+    up_product(t, &o);
+    free_operands(t->b, &o);
 }
 
 /* ---- rows ---------------------------------------------------------------------------------------
