@@ -24,6 +24,11 @@ static void keep(rig *r, record *all, const void *memory) {
     all->size += n;
 }
 
+static void keep_each(rig *r, record *all, const void *const *out, int count) {
+    for (int i = 0; i < count; i++)
+        keep(r, all, out[i]);
+}
+
 static void *values(rig *r, mz_dtype type, int64_t n) {
     return rig_put(r, type, rig_normals(r, type, n, 1), n);
 }
@@ -61,14 +66,21 @@ static void route(rig *r, record *all, int32_t *expert) {
         RIG_OK(r, mz_router_forward(r->kernels, 0, &a, workspace));
         RIG_OK(r, mz_router_backward(r->kernels, 0, &a, workspace));
         RIG_OK(r, mz_router_losses(r->kernels, 0, &a, loss, workspace));
-        const void *out[] = {a.weight, a.dlogits, a.dbias, a.dgain, loss};
-        for (int j = 0; j < 5; j++)
-            keep(r, all, out[j]);
+        keep_each(r, all, (const void *[]){a.weight, a.dlogits, a.dbias, a.dgain, loss}, 5);
     }
 }
 
-/* Groups the pairs, scores and selects half, packs, multiplies, activates, combines. */
-static void layer(rig *r, record *all, mz_dtype type, const int32_t *expert) {
+/* The pairs that are kept, and what their rows become. */
+typedef struct kept_rows {
+    mz_dtype type;
+    const void *x;
+    const float *scale;
+    int64_t *kept, *begin, rows;
+    void *packed, *gate_up;
+} kept_rows;
+
+/* Groups the pairs, scores and selects half of them. */
+static kept_rows choose_half(rig *r, record *all, mz_dtype type, const int32_t *expert) {
     mz_kernels *k = r->kernels;
     int64_t quota[E], *order = rig_out(r, 8 * PAIRS), *begin = rig_out(r, 8 * (E + 1));
     for (int e = 0; e < E; e++)
@@ -99,73 +111,99 @@ static void layer(rig *r, record *all, mz_dtype type, const int32_t *expert) {
                                     .kept_begin = rig_out(r, 8 * (E + 1))};
     RIG_OK(r, mz_select_pairs(k, 0, &selection, NULL));
     const int64_t *ends = rig_get(r, selection.kept_begin);
-    const int64_t rows = ends[E];
-    void *packed = rig_room(r, type, rows * H), *h = rig_room(r, type, rows * I);
-    void *gate_up = rig_room(r, type, rows * 2 * I), *dx = rig_room(r, type, rows * H);
-    const mz_pack pack = {.type = type,
-                          .x = x,
+    keep_each(r, all, (const void *[]){order, score, selection.kept}, 3);
+    return (kept_rows){.type = type,
+                       .x = x,
+                       .scale = scoring.weight,
+                       .kept = selection.kept,
+                       .begin = selection.kept_begin,
+                       .rows = ends[E]};
+}
+
+/* Packs, multiplies and activates. `weight`: [E], two matrices in turn. */
+static void forward_half(rig *r, record *all, kept_rows *c, void *const *weight) {
+    mz_kernels *k = r->kernels;
+    void *h = rig_room(r, c->type, c->rows * I);
+    c->packed = rig_room(r, c->type, c->rows * H);
+    c->gate_up = rig_room(r, c->type, c->rows * 2 * I);
+    const mz_pack pack = {.type = c->type,
+                          .x = c->x,
                           .hidden = H,
-                          .rows = rows,
-                          .row_pair = selection.kept,
+                          .rows = c->rows,
+                          .row_pair = c->kept,
                           .k = K,
-                          .scale = scoring.weight,
-                          .out = packed};
+                          .scale = c->scale,
+                          .out = c->packed};
     RIG_OK(r, mz_pack_rows(k, 0, &pack));
-    void *weight[E], *gradient[E];
-    for (int e = 0; e < E; e++) {
-        weight[e] = e > 1 ? weight[e % 2] : values(r, type, 2 * I * H);
-        gradient[e] = rig_room(r, type, 2 * I * H);
-    }
-    const mz_expert_up up = {{selection.kept_begin, E, rows, NULL},
+    const mz_expert_up up = {{c->begin, E, c->rows, NULL},
                              H,
                              I,
-                             type,
-                             packed,
-                             rig_in(r, weight, sizeof weight),
-                             gate_up,
+                             c->type,
+                             c->packed,
+                             rig_in(r, weight, E * sizeof *weight),
+                             c->gate_up,
                              h,
-                             rig_room(r, MZ_F32, rows)};
+                             rig_room(r, MZ_F32, c->rows)};
     RIG_OK(r, mz_expert_up_forward(k, 0, &up, rig_workspace(r, mz_expert_up_workspace(k, &up))));
-    const mz_swiglu back = {.type = type,
-                            .rows = rows,
+    keep_each(r, all, (const void *[]){c->packed, h, up.norm2}, 3);
+}
+
+static void multiply(rig *r, const mz_product_args *a) {
+    void *workspace = rig_workspace(r, mz_grouped_gemm_workspace(r->kernels, a));
+    RIG_OK(r, mz_grouped_gemm(r->kernels, 0, a, workspace));
+}
+
+/* Gradients of the activation, of the rows (returned) and of the weights. */
+static void *backward_half(rig *r, record *all, const kept_rows *c, void *const *weight) {
+    void *gradient[E], *dx = rig_room(r, c->type, c->rows * H);
+    for (int e = 0; e < E; e++)
+        gradient[e] = rig_room(r, c->type, 2 * I * H);
+    const mz_swiglu back = {.type = c->type,
+                            .rows = c->rows,
                             .intermediate = I,
-                            .gate_up = gate_up,
-                            .dh = values(r, type, rows * I),
-                            .dot = rig_room(r, MZ_F32, rows),
-                            .dgate_up = gate_up};
-    RIG_OK(r, mz_swiglu_backward(k, 0, &back));
+                            .gate_up = c->gate_up,
+                            .dh = values(r, c->type, c->rows * I),
+                            .dot = rig_room(r, MZ_F32, c->rows),
+                            .dgate_up = c->gate_up};
+    RIG_OK(r, mz_swiglu_backward(r->kernels, 0, &back));
     mz_product_args product = {.op = MZ_PRODUCT_DGRAD,
-                               .groups = up.groups,
+                               .groups = {c->begin, E, c->rows, NULL},
                                .n = 2 * I,
                                .k = H,
-                               .type = type,
-                               .gradient_type = type,
-                               .a = gate_up,
-                               .weight = up.weight,
+                               .type = c->type,
+                               .gradient_type = c->type,
+                               .a = c->gate_up,
+                               .weight = rig_in(r, weight, E * sizeof *weight),
                                .c = dx};
-    RIG_OK(r, mz_grouped_gemm(k, 0, &product,
-                              rig_workspace(r, mz_grouped_gemm_workspace(k, &product))));
+    multiply(r, &product);
     product.op = MZ_PRODUCT_WGRAD;
     product.weight = rig_in(r, gradient, sizeof gradient);
-    product.c = packed;
-    RIG_OK(r, mz_grouped_gemm(k, 0, &product,
-                              rig_workspace(r, mz_grouped_gemm_workspace(k, &product))));
+    product.c = c->packed;
+    multiply(r, &product);
+    keep_each(r, all, (const void *[]){c->gate_up, back.dot, dx, gradient[3], gradient[E - 1]}, 5);
+    return dx;
+}
+
+/* One layer's kept half there and back, and combined. */
+static void layer(rig *r, record *all, mz_dtype type, const int32_t *expert) {
+    kept_rows c = choose_half(r, all, type, expert);
+    void *weight[E];
+    for (int e = 0; e < E; e++)
+        weight[e] = e > 1 ? weight[e % 2] : values(r, type, 2 * I * H);
+    forward_half(r, all, &c, weight);
+    const void *dx = backward_half(r, all, &c, weight);
     int64_t *position = rig_out(r, 8 * PAIRS);
-    RIG_OK(r, mz_invert(k, 0, selection.kept, rows, PAIRS, position));
+    RIG_OK(r, mz_invert(r->kernels, 0, c.kept, c.rows, PAIRS, position));
     const mz_combine combine = {.type = type,
                                 .row = dx,
                                 .hidden = H,
                                 .tokens = T,
                                 .k = K,
                                 .position = position,
-                                .scale = scoring.weight,
+                                .scale = c.scale,
                                 .out = rig_room(r, type, T * H)};
-    RIG_OK(r, mz_combine_rows(k, 0, &combine));
-    const void *out[] = {order, score,       selection.kept,  packed,
-                         h,     up.norm2,    gate_up,         back.dot,
-                         dx,    gradient[3], gradient[E - 1], combine.out};
-    for (int i = 0; i < 12; i++)
-        keep(r, all, out[i]);
+    RIG_OK(r, mz_combine_rows(r->kernels, 0, &combine));
+    keep(r, all, combine.out);
 }
 
 /* Groups whose rows and weights are cut, others that are not, and one without a weight. */
@@ -241,9 +279,7 @@ static void update(rig *r, record *all, mz_update_kind kind, int tier) {
                    .col = rig_put_floats(r, zero, M * C)};
     void *workspace = rig_workspace(r, mz_update_workspace(r->kernels, &a));
     RIG_OK(r, mz_update_step(r->kernels, 0, &a, workspace));
-    const void *out[] = {a.parameter, a.m, a.v, a.row, a.col};
-    for (int i = 0; i < 5; i++)
-        keep(r, all, out[i]);
+    keep_each(r, all, (const void *[]){a.parameter, a.m, a.v, a.row, a.col}, 5);
 }
 
 static record *into; /* of the program that runs */
