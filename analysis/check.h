@@ -130,7 +130,6 @@ void check_free(check_result *result);
 bool check_validated(const check_result *result, mz_phase phase);
 
 /* Parts of check_files. */
-mz_code check_belong(const mz_result_file *predicted, const mz_result_file *measured, mz_err *err);
 mz_code check_measure(check_result *result, mz_err *err); /* policies: times, phases, memory */
 mz_code check_order(check_result *result, mz_err *err);   /* pairs and rules */
 void check_judge(check_result *result);                   /* targets, verdict */

@@ -3,6 +3,7 @@
 
 #include "common/base/rng.h"
 #include "common/base/stat.h"
+#include "common/io/result_match.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -166,17 +167,13 @@ static void note_at_speed(const check_result *r, check_policy *p) {
  */
 
 static mz_code check_detail(const check_result *r, const mz_run_file *p, mz_err *err) {
-    if (!p->step_s || !p->detail_s)
-        return mz_fail(err, MZ_EINPUT,
-                       "the prediction has no times by step, layer, rank and phase of %s: write it "
-                       "with --output, or with --json --detail",
-                       p->policy);
+    mz_code code = mz_result_detailed(p, "prediction", err);
+    if (code != MZ_OK)
+        return code;
     for (const mz_run_file *m = NULL; (m = next_run(r->measured, p->policy, m));) {
-        if (!m->step_s || !m->detail_s)
-            return mz_fail(err, MZ_EINPUT,
-                           "the measurement has no times by step, layer, rank and phase of %s: "
-                           "write it with --output, or with --json --detail",
-                           p->policy);
+        code = mz_result_detailed(m, "measurement", err);
+        if (code != MZ_OK)
+            return code;
         if (m->ranks != p->ranks || m->layers != p->layers)
             return mz_fail(err, MZ_EINPUT,
                            "the files do not belong together: %s has %d layers and %d ranks in the "

@@ -2,7 +2,7 @@
 #include "common/base/opt.h"
 #include "common/io/input.h"
 #include "common/io/json.h"
-#include "common/io/result_file.h"
+#include "common/io/result_match.h"
 #include "replay/cmd.h"
 #include "replay/kernel_code.h"
 #include "replay/run.h"
@@ -117,12 +117,13 @@ typedef struct replay_job {
     bool steps_given, warmup_given;
     int64_t norm_hidden;
     const volatile sig_atomic_t *stop;
-    char prediction[80];
+    mz_result_file predicted; /* --prediction, or zeros */
     mz_result result;
 } replay_job;
 
 static void free_job(replay_job *job) {
     mz_result_free(&job->result);
+    mz_result_file_free(&job->predicted);
     mz_replay_free(&job->replay);
     mz_kernels_close(&job->kernels);
     mz_transport_close(&job->transport);
@@ -232,35 +233,14 @@ static mz_code load_model(replay_job *job, mz_app *app, mz_err *err) {
     return code;
 }
 
-/* The same policies, as a check of both will demand when the time is spent. */
-static mz_code same_policies(const replay_job *job, const mz_result_file *file, mz_err *err) {
-    for (int i = 0; i < job->count; i++) {
-        if (!mz_result_has(file, job->policies[i]))
-            return mz_fail(err, MZ_EINPUT, "no policy %s in it; predict it, too (mizan sim)",
-                           job->policies[i]);
-    }
-    for (int k = 0; k < file->runs; k++) {
-        int i = 0;
-        while (i < job->count && strcmp(file->run[k].policy, job->policies[i]) != 0)
-            i++;
-        if (i == job->count)
-            return mz_fail(err, MZ_EINPUT, "policy %s in it is not among those of --policy",
-                           file->run[k].policy);
-    }
-    return MZ_OK;
-}
-
-/* The prediction is there before anything is measured. Of it the digest is of interest here. */
+/* The prediction is there before anything is measured. */
 static mz_code read_prediction(replay_job *job, mz_err *err) {
-    if (!job->args.prediction)
+    const char *path = job->args.prediction;
+    if (!path)
         return MZ_OK;
-    mz_result_file file = {0};
-    mz_code code = mz_result_load(job->args.prediction, &file, err);
-    if (code == MZ_OK)
-        memcpy(job->prediction, file.digest, sizeof job->prediction);
-    if (code == MZ_OK && same_policies(job, &file, err) != MZ_OK)
-        code = mz_err_prefix(err, "%s", job->args.prediction);
-    mz_result_file_free(&file);
+    mz_code code = mz_result_load(path, &job->predicted, err);
+    for (int i = 0; code == MZ_OK && i < job->predicted.runs; i++)
+        code = mz_result_detailed(&job->predicted.run[i], "prediction", err);
     return code == MZ_OK ? MZ_OK : mz_err_prefix(err, "--prediction");
 }
 
@@ -371,11 +351,64 @@ static int64_t warmup_of(const replay_job *job) {
     return most < window ? most : window;
 }
 
+/* The keys that mizan sim has, too, mean the same there. NULL when memory is short. */
+static json_t *shared_settings(const replay_job *job) {
+    const replay_args *a = &job->args;
+    return json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:s, s:s, s:I}", "ranks", (json_int_t)a->ranks,
+                     "sequence_length",
+                     (json_int_t)(a->seq ? a->seq : mz_trace_facts_of(job->trace)->sequence_length),
+                     "step_tokens", (json_int_t)a->step_tokens, "tokens_per_rank",
+                     (json_int_t)a->tokens_per_rank, "first_step", (json_int_t)a->first_step,
+                     "steps", (json_int_t)a->steps, "recompute", a->recompute ? "full" : "none",
+                     "optimizer", job->optimizer.name, "seed", (json_int_t)a->seed);
+}
+
+/* ---- the prediction -----------------------------------------------------------------------------
+ */
+
+static json_t *policies_json(const replay_job *job) {
+    json_t *list = json_array();
+    bool failed = !list;
+    for (int i = 0; i < job->count; i++)
+        failed |= json_array_append_new(
+                      list, json_pack("{s:o}", "policy", mz_json_text(job->policies[i]))) != 0;
+    return mz_json_whole(list, failed);
+}
+
+/* As a check will find when the time is spent: is it of what is about to be measured? */
+static mz_code match_prediction(replay_job *job, mz_err *err) {
+    if (!job->args.prediction)
+        return MZ_OK;
+    mz_code code = mz_trace_describe(job->trace, job->args.trace, mz_stream_reshaped(job->stream),
+                                     true, &job->result.trace, err);
+    if (code != MZ_OK)
+        return code;
+    json_t *settings = shared_settings(job);
+    json_t *claim =
+        json_pack("{s:s, s:O, s:O, s:o, s:o}", "kind", "measurement", "trace", job->result.trace,
+                  "model", job->model->resolved, "settings", settings, "runs", policies_json(job));
+    settings = json_object_get(claim, "settings");
+    if (!claim ||
+        json_object_set_new(settings, "type",
+                            json_string(job->args.type == MZ_F32 ? "f32" : "bf16")) != 0 ||
+        json_object_set_new(settings, "processes", json_integer(job->transport->processes)) != 0)
+        code = mz_fail_nomem(err, "the settings of a replay");
+    if (code == MZ_OK && mz_result_belong(job->predicted.root, claim, err) != MZ_OK)
+        code = mz_err_prefix(err, "--prediction %s", job->args.prediction);
+    json_decref(claim);
+    return code;
+}
+
+/* ---- the steps ----------------------------------------------------------------------------------
+ */
+
 static mz_code execute(replay_job *job, mz_app *app, mz_err *err) {
     replay_args *a = &job->args;
     mz_load_source first;
     job->stop = app->stop;
     mz_code code = first_window(job, &first, err);
+    if (code == MZ_OK)
+        code = match_prediction(job, err);
     if (code != MZ_OK)
         return code;
     a->warmup = warmup_of(job);
@@ -463,7 +496,6 @@ static json_t *digests_json(const replay_job *job) {
     return NULL;
 }
 
-/* The keys that mizan sim has, too, mean the same there. */
 static json_t *settings_json(const replay_job *job, const process_end *end) {
     const replay_args *a = &job->args;
     json_t *verified =
@@ -472,14 +504,7 @@ static json_t *settings_json(const replay_job *job, const process_end *end) {
                         "values", (json_int_t)end->verified.values, "selections",
                         (json_int_t)end->verified.selections, "largest", end->verified.largest)
             : json_null();
-    json_t *json =
-        json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:s, s:s, s:I}", "ranks", (json_int_t)a->ranks,
-                  "sequence_length",
-                  (json_int_t)(a->seq ? a->seq : mz_trace_facts_of(job->trace)->sequence_length),
-                  "step_tokens", (json_int_t)a->step_tokens, "tokens_per_rank",
-                  (json_int_t)a->tokens_per_rank, "first_step", (json_int_t)a->first_step, "steps",
-                  (json_int_t)a->steps, "recompute", a->recompute ? "full" : "none", "optimizer",
-                  job->optimizer.name, "seed", (json_int_t)a->seed);
+    json_t *json = shared_settings(job);
     json_t *own = json_pack(
         "{s:s, s:i, s:s, s:o, s:I, s:s, s:I, s:I, s:s, s:b, s:I, s:I, s:o, s:o}", "transport",
         job->transport->name, "processes", job->transport->processes, "backend",
@@ -519,9 +544,9 @@ static mz_code fill_result(replay_job *job, const process_end *end, mz_err *err)
     mz_result *r = &job->result;
     r->kind = "measurement";
     r->detail = job->args.detail;
-    memcpy(r->prediction, job->prediction, sizeof r->prediction);
+    memcpy(r->prediction, job->predicted.digest, sizeof r->prediction);
     mz_code code = fill_runs(job, err);
-    if (code == MZ_OK)
+    if (code == MZ_OK && !r->trace)
         code = mz_trace_describe(job->trace, job->args.trace, mz_stream_reshaped(job->stream), true,
                                  &r->trace, err);
     if (code != MZ_OK)

@@ -465,13 +465,6 @@ mz_code mz_result_load(const char *path, mz_result_file *file, mz_err *err) {
     return code;
 }
 
-bool mz_result_has(const mz_result_file *file, const char *policy) {
-    for (int i = 0; i < file->runs; i++)
-        if (strcmp(file->run[i].policy, policy) == 0)
-            return true;
-    return false;
-}
-
 void mz_result_file_free(mz_result_file *file) {
     json_decref(file->root);
     mz_arena_free(&file->arena);

@@ -41,8 +41,6 @@ typedef struct mz_result_file {
 /* MZ_EINPUT: not such a file, or one that contradicts itself; names what. */
 mz_code mz_result_load(const char *path, mz_result_file *file, mz_err *err);
 void mz_result_file_free(mz_result_file *file); /* zeroed or loaded */
-/* Whether it has a run of the policy. */
-bool mz_result_has(const mz_result_file *file, const char *policy);
 
 /* What a result says, whatever file holds it: SHA-256 of the JSON object as mz_json_write puts it,
  * without any `detail`, and then of the detail of each run, in binary: of every array that is there

@@ -180,10 +180,26 @@ warmup_of() { # OPTION...: as the result has it
     "$mizan" sim --scope layers --trace "$example" --model olmoe-1b-7b --cluster a100-80gb:1x8 --policy static "${small[@]}" -o p.h5 >/dev/null
     "${replay[@]}" "${small[@]}" --policy static --prediction p.h5 --json >out.json
     grep -q '"prediction_digest": "sha256/2:' out.json
-    fails 2 "p.h5: no policy symi in it; predict it, too" "${replay[@]}" "${small[@]}" --policy static,symi --prediction p.h5
+    fails 2 "--prediction p.h5: the files do not belong together: policy symi is in the measurement alone" "${replay[@]}" "${small[@]}" --policy static,symi --prediction p.h5
     "$mizan" sim --scope layers --trace "$example" --model olmoe-1b-7b --cluster a100-80gb:1x8 --policy symi,static \
         "${small[@]}" -o both.h5 >/dev/null
-    fails 2 "policy static in it is not among those of --policy" "${replay[@]}" "${small[@]}" --policy symi --prediction both.h5
+    fails 2 "policy static is in the prediction alone" "${replay[@]}" "${small[@]}" --policy symi --prediction both.h5
+    # whatever a check would refuse afterwards, before the first step
+    "${replay[@]}" "${small[@]}" --policy static -o m.h5 >/dev/null
+    other() { # WHAT OPTION...
+        local what=$1
+        shift
+        fails 2 "$what" "${replay[@]}" "${small[@]}" --policy static --repeat 1000000 "$@"
+    }
+    other "first file is a measurement" --prediction m.h5
+    other "settings.steps is 2 in the prediction, 1 in the measurement" --prediction p.h5 --steps 1
+    other "model.hidden is 64 in the prediction, 128 in the measurement" --prediction p.h5 --hidden 128
+    other "settings.seed is 1 in the prediction, 2 in the measurement" --prediction p.h5 --seed 2
+    other "--type f32" --prediction p.h5 --type f32
+    "$mizan" trace synth -q --load hot-rank --ranks 8 --experts 64 --layers 16 --steps 2 --tokens 128 --top-k 8 -o other.h5
+    other "trace." --prediction p.h5 --trace other.h5
+    "$mizan" sim --scope layers --trace "$example" --model olmoe-1b-7b --cluster a100-80gb:1x8 --policy static "${small[@]}" --json >thin.json
+    other "write it with --output, or with --json --detail" --prediction thin.json
 }
 
 @test "bad input is one line" {
