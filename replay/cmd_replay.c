@@ -83,7 +83,7 @@ static const mz_opt replay_options[] = {
     {"json", 0, MZ_OPT_FLAG, AT(json), NULL, NULL, "one JSON object on stdout (mizan-result/1)"},
     {"detail", 0, MZ_OPT_FLAG, AT(detail), NULL, NULL,
      "with --json: seconds by step, layer, rank and phase"},
-    {"timeout", 0, MZ_OPT_REAL, AT(timeout), "30", "S",
+    {"timeout", 0, MZ_OPT_REAL, AT(timeout), "20", "S",
      "give a process up that has sent nothing for so long", 0.1, 1e6, MZ_UNIT_SECONDS},
     MZ_OPT_COMMON_ROWS(replay_args),
 };

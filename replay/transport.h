@@ -24,9 +24,9 @@
 #include <stdint.h>
 
 typedef struct mz_transport_options {
-    const char *name;    /* of the table */
-    int32_t ranks;       /* R */
-    double timeout_s;    /* 30 */
+    const char *name; /* of the table */
+    int32_t ranks;    /* R */
+    double timeout_s; /* 20: with what a launcher takes to end a job, all of it is over in 30 s */
     const char *lib_dir; /* folders, separated by ':', where modules are looked for before the
                             loader's own; NULL: the program's, and where they are installed */
     const volatile sig_atomic_t *stop; /* or NULL: once it is set, waiting ends with MZ_EABORTED
