@@ -23,13 +23,15 @@
 typedef struct mz_calibration_options {
     int64_t hidden, intermediate; /* further shape; 0: none */
     int32_t rounds;               /* over all samples; >= 3 */
+    double limit_s;               /* no round is begun that would end later, were it as long as the
+                                     longest so far; three are run in any case */
     int64_t pool_bytes;           /* of each of two pools, inputs and results; at least 1 MiB.
                                      Samples that do not fit are left out. Half as much beside
                                      them, 30 to 120 MiB, is blocks for short parts; none
                                      where that is less */
 } mz_calibration_options;
 
-/* The grid without further shapes, seven rounds, pools of 256 MiB. */
+/* The grid without further shapes, seven rounds in 110 s, pools of 256 MiB. */
 mz_calibration_options mz_calibration_defaults(void);
 
 /* One message between two processes: seconds = latency_s + bytes / bytes_per_s while all send at
@@ -39,7 +41,8 @@ typedef struct mz_wire {
 } mz_wire;
 
 /* The transport is attached to `kernels`. Fills `measured` (samples live in arena) but for its
- * texts. About a minute. MZ_EABORTED once *app->stop is set. */
+ * texts. About a minute; says on the log how many rounds there were. MZ_EABORTED once *app->stop is
+ * set. */
 mz_code mz_calibrate(mz_kernels *kernels, mz_transport *transport,
                      const mz_calibration_options *options, mz_app *app, mz_arena *arena,
                      mz_measured *measured, mz_wire *wire, mz_err *err);

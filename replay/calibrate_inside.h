@@ -49,6 +49,7 @@ typedef struct calibration {
     float *weight;
     double *mine, *all; /* [local ranks], [ranks] */
     int32_t round;
+    double spent_s; /* by all rounds so far and what came before */
     calibrate_series series[CALIBRATE_KINDS];
     mz_fit beside[CALIBRATE_KINDS - MZ_WORKS];
     mz_probe *probe;

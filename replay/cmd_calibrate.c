@@ -20,7 +20,7 @@
 typedef struct calibrate_args {
     const char *output, *transport, *name, *refresh;
     int64_t ranks, threads, repeats, hidden, inter;
-    double timeout, pool;
+    double timeout, limit, pool;
     int backend;
     bool quiet, verbose;
 } calibrate_args;
@@ -43,10 +43,12 @@ static const mz_opt calibrate_options[] = {
     {"inter", 0, MZ_OPT_INT, AT(inter), "0", "I", "with --hidden: the experts' intermediate size",
      0, 1 << 20},
     {"repeats", 0, MZ_OPT_INT, AT(repeats), "7", "N", "rounds over all samples", 3, 1001},
+    {"limit", 0, MZ_OPT_REAL, AT(limit), "110", "S",
+     "begin no round, after three, that would end later than this", 0, 1e6, MZ_UNIT_SECONDS},
     {"pool", 0, MZ_OPT_REAL, AT(pool), "256 MiB", "BYTES",
      "memory that operands are taken from, thrice; larger samples are left out", 1 << 20, 1e13,
      MZ_UNIT_BYTES},
-    {"timeout", 0, MZ_OPT_REAL, AT(timeout), "30", "S", "give a silent process up after this", 0.1,
+    {"timeout", 0, MZ_OPT_REAL, AT(timeout), "20", "S", "give a silent process up after this", 0.1,
      1e6, MZ_UNIT_SECONDS},
     MZ_OPT_COMMON_ROWS(calibrate_args),
 };
@@ -55,7 +57,7 @@ static const mz_opt_spec calibrate_spec = {
     .command = "mizan calibrate",
     .synopsis = "-o FILE [--ranks R] [--transport NAME] [options]",
     .about = "Measures this machine's kernels, products, copies and planners, and writes a "
-             "hardware\nprofile that `mizan sim --cluster FILE:GPUS` takes. One to two minutes; "
+             "hardware\nprofile that `mizan sim --cluster FILE:GPUS` takes. Two minutes at most; "
              "--refresh some\n15 seconds.",
     .example = "mizan calibrate -o here.json --ranks 8",
     .table = calibrate_options,
@@ -182,6 +184,7 @@ static mz_code open_kernels(calibrate_job *job, mz_err *err) {
 static mz_calibration_options measuring(const calibrate_args *a) {
     mz_calibration_options options = mz_calibration_defaults();
     options.rounds = (int32_t)a->repeats;
+    options.limit_s = a->limit;
     options.pool_bytes = (int64_t)a->pool / 256 * 256;
     options.hidden = a->hidden;
     options.intermediate = a->inter;

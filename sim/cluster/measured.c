@@ -310,7 +310,7 @@ static mz_code read_rescaled(mz_json *view, mz_rescaled *rescaled, mz_err *err) 
 mz_code mz_measured_read(json_t *object, const char *where, mz_arena *arena, mz_measured **measured,
                          mz_err *err) {
     mz_json view;
-    int64_t processes = 0, workers = 0;
+    int64_t processes = 0, workers = 0, rounds = 0;
     mz_measured *m = MZ_NEW(arena, mz_measured, 1);
     if (!m)
         return mz_fail_nomem(err, "a profile's measurements");
@@ -325,6 +325,10 @@ mz_code mz_measured_read(json_t *object, const char *where, mz_arena *arena, mz_
         code = mz_json_int(&view, "processes", 1, INT32_MAX, &processes, err);
     if (code == MZ_OK)
         code = mz_json_int(&view, "workers", 1, INT32_MAX, &workers, err);
+    if (code == MZ_OK)
+        code = mz_json_int_or(&view, "rounds", 0, 0, INT32_MAX, &rounds, err);
+    if (code == MZ_OK)
+        code = read_quantity_or(&view, "spent", MZ_UNIT_SECONDS, SECONDS_MOST, &m->spent_s, err);
     if (code == MZ_OK)
         code = mz_json_quantity(&view, "call", MZ_UNIT_SECONDS, &m->call_s, err);
     if (code == MZ_OK)
@@ -355,6 +359,7 @@ mz_code mz_measured_read(json_t *object, const char *where, mz_arena *arena, mz_
         code = mz_json_no_more(&view, err);
     m->processes = (int32_t)processes;
     m->workers = (int32_t)workers;
+    m->rounds = (int32_t)rounds;
     *measured = m;
     return code;
 }
@@ -413,10 +418,11 @@ json_t *mz_measured_json(const mz_measured *m) {
             : NULL;
     if (m->rescaled.at[0] && !rescaled)
         return mz_json_whole(kinds, true);
-    return json_pack("{s:o,s:s,s:s,s:i,s:i,s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:o*,s:o}", "machine",
-                     mz_json_text(m->machine), "backend", m->backend, "transport", m->transport,
-                     "processes", m->processes, "workers", m->workers, "alone", m->alone, "call",
-                     m->call_s, "probe", m->probe_s, "probe_mean", m->probe_mean_s, "rows_mean",
-                     m->rows_mean_s, "cache_mean", m->cache_mean_s, "uneven", m->uneven, "rescaled",
-                     rescaled, "kinds", kinds);
+    return json_pack("{s:o,s:s,s:s,s:i,s:i,s:i,s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:o*,s:o}",
+                     "machine", mz_json_text(m->machine), "backend", m->backend, "transport",
+                     m->transport, "processes", m->processes, "workers", m->workers, "rounds",
+                     m->rounds, "spent", m->spent_s, "alone", m->alone, "call", m->call_s, "probe",
+                     m->probe_s, "probe_mean", m->probe_mean_s, "rows_mean", m->rows_mean_s,
+                     "cache_mean", m->cache_mean_s, "uneven", m->uneven, "rescaled", rescaled,
+                     "kinds", kinds);
 }

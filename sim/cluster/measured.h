@@ -46,6 +46,8 @@ typedef struct mz_rescaled {
 
 typedef struct mz_measured {
     char machine[256], backend[16], transport[16];
+    int32_t rounds;             /* over all samples; 0: not known */
+    double spent_s;             /* by them; 0: not known */
     int32_t processes, workers; /* workers: threads or SMs that take tiles side by side */
     double alone;   /* part of its time that a tile takes while the other workers idle: (0, 1] */
     double call_s;  /* of one product beside its tiles */

@@ -15,6 +15,7 @@ calibrate() { "$mizan" calibrate "$@"; }
 import json, math, os
 p = json.load(open("here.json"))
 m = p["measured"]
+assert m["rounds"] == 5 and 0 < m["spent"] < 1000, (m["rounds"], m["spent"])
 assert m["backend"] == "host" and m["transport"] == "local" and m["processes"] == 1 and m["workers"] == 1, m
 assert p["device"]["ranks_per_device"]["value"] == 4
 assert p["device"]["memory"]["value"] == os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGESIZE"), p["device"]["memory"]
@@ -64,6 +65,22 @@ outside = json.load(open("sim.json"))["cluster"]["measured"]["outside"]
 assert most > 2 * max(sampled) and outside.startswith(words), (words, outside)
 assert outside + ": far from all that was calibrated" in open("said").read()
 END
+}
+
+@test "no round is begun that would end after the limit, but for three; the profile says how many there were" {
+    calibrate -o here.json --ranks 4 --pool 2MiB --repeats 7 --threads 1 --limit 0.001 2>said
+    cat said
+    grep -q 'measured 3 of 7 rounds in [0-9]* s; the next one would have ended after more than 0.001 s' said
+    "$python" -c 'import json; m = json.load(open("here.json"))["measured"]; assert m["rounds"] == 3 and 0.001 < m["spent"] < 1000, (m["rounds"], m["spent"])
+assert len(m["kinds"]) > 20, m["kinds"].keys()'
+    "$mizan" sim --scope layers -t "$root"/traces/example/olmoe-8r.h5 -m olmoe-1b-7b --ranks 4 -c ./here.json:1 -q \
+        --hidden 128 --inter 64 --layers 2 --step-tokens 512 --policy static --json >sim.json
+    # what is refreshed was measured in as many rounds as before
+    calibrate --refresh here.json -o now.json --ranks 4 --threads 1 --repeats 5 --pool 2MiB --limit 1000 2>said
+    cat said
+    grep -q 'measured 5 of 5 rounds in [0-9]* s$' said
+    "$python" -c 'import json; a, b = (json.load(open(p))["measured"] for p in ("here.json", "now.json"))
+assert b["rounds"] == 3 and a["spent"] == b["spent"], (b["rounds"], a["spent"], b["spent"])'
 }
 
 @test "bad input of calibrate" {

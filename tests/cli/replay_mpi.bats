@@ -100,6 +100,28 @@ EOF2
     broken "hang:gradient_reduce:0:0" 2 1 static
 }
 
+# Of a calibration nothing but a signal makes a process hang: its second one is stopped once it has begun to measure.
+@test "with the timeout that nobody gave, a job whose process hangs is over within 30 seconds" {
+    local start=$SECONDS name="hangs-$$-$BATS_TEST_NUMBER" code
+    env MIZAN_REPLAY_FAULT=hang:experts:5:0 timeout 60 mpirun --quiet -n 2 "${replay[@]}" --steps 1 --warmup 0 --policy static >out 2>err &
+    local replay_pid=$!
+    timeout 60 mpirun --quiet -n 2 "$mizan" calibrate -q --transport mpi --ranks 2 --threads 1 --pool 8MiB --name "$name" -o here.json 2>calibrate.err &
+    local calibrate_pid=$!
+    sleep 2
+    kill -STOP "$(pgrep -f "^$mizan calibrate .*--name $name" | tail -n 1)"
+    code=0 && wait $calibrate_pid || code=$?
+    echo "calibrate: exit code $code after $((SECONDS - start)) s"; cat calibrate.err
+    [ "$code" -eq 4 ]
+    [ $((SECONDS - start)) -lt 32 ] # the 2 s before it hung
+    [ ! -e here.json ]
+    [[ $(cat calibrate.err) == *"--timeout waits longer"* ]]
+    code=0 && wait $replay_pid || code=$?
+    echo "replay: exit code $code after $((SECONDS - start)) s"; cat err
+    [ "$code" -eq 4 ]
+    [ $((SECONDS - start)) -lt 30 ]
+    [[ $(cat err) == *"--timeout waits longer"* ]]
+}
+
 @test "memory is short in one process, before the first step and within it" {
     broken "oom:1:3" 4 1 static
     [[ $stderr == *"no memory for "*"rank"* ]]
@@ -137,6 +159,13 @@ EOF2
     cat err
     [ ! -s out ]
     ! pgrep -f "^$mizan replay --trace $example .*--timeout 3$" >/dev/null
+}
+
+# Each by its own clock they would not agree, and one would wait for the other.
+@test "how many rounds a calibration has, its first process says" {
+    local calibrate=("$mizan" calibrate -q --transport mpi --ranks 2 --threads 1 --repeats 4 --pool 1MiB --timeout 5 -o here.json --limit)
+    mpirun --quiet -n 1 "${calibrate[@]}" 0 : -n 1 "${calibrate[@]}" 1000
+    "$python" -c 'import json; m = json.load(open("here.json"))["measured"]; assert m["rounds"] == 3 and m["processes"] == 2, (m["rounds"], m["processes"])'
 }
 
 # An address space that does not hold the pools; sanitizers reserve more than that at once.
