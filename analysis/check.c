@@ -10,13 +10,43 @@
 /* ---- evidence ----------------------------------------------------------------------------------
  */
 
-bool check_validated(const check_result *r, mz_phase phase) {
-    if (r->transport[0] == 0)
-        return false;
+static const char *setting(const mz_result_file *m, const char *key) {
+    const char *text =
+        json_string_value(json_object_get(json_object_get(m->root, "settings"), key));
+    return text ? text : "";
+}
+
+/* A prediction from a data sheet, or calibrated elsewhere, may be right by chance. */
+static void note_elsewhere(check_result *r) {
+    static const char *const key[] = {"machine", "backend", "transport"};
+    const json_t *cluster = json_object_get(r->predicted->root, "cluster");
+    const json_t *calibrated = json_object_get(cluster, "measured");
+    if (!calibrated) {
+        snprintf(r->elsewhere, sizeof r->elsewhere,
+                 "the prediction is of a cluster that was not calibrated (mizan calibrate)");
+        return;
+    }
+    for (size_t i = 0; i < sizeof key / sizeof *key && !r->elsewhere[0]; i++) {
+        const char *then = json_string_value(json_object_get(calibrated, key[i]));
+        const char *now = setting(r->measured, key[i]);
+        if (!then || !now[0] || strcmp(then, now) != 0)
+            snprintf(r->elsewhere, sizeof r->elsewhere,
+                     "the %s that was calibrated for the prediction is %.100s, the one that was "
+                     "measured %.100s",
+                     key[i], then ? then : "unknown", now[0] ? now : "unknown");
+    }
+}
+
+const char *check_unproven(const check_result *r, mz_phase phase) {
+    if (r->elsewhere[0])
+        return r->elsewhere;
+    if (phase == MZ_PHASE_LAUNCH_WAIT)
+        return "waiting is what is left of a step";
     if (mz_phase_computes(phase) || phase == MZ_PHASE_PLANNER)
-        return true;
-    /* Ranks of one process: copies in its memory, no network, nobody to wait for. */
-    return phase != MZ_PHASE_LAUNCH_WAIT && strcmp(r->transport, "local") != 0;
+        return NULL;
+    return strcmp(r->transport, "local") == 0
+               ? "ranks of one process copy in its memory: no network, nobody to wait for"
+               : NULL;
 }
 
 /* ---- targets -----------------------------------------------------------------------------------
@@ -172,25 +202,55 @@ static void judge_order(check_result *r) {
     judge_rules(r, apart);
 }
 
+/* Which noise decides: the largest of two runs of a policy; where none was run twice, of halves,
+ * and then some of every policy. Too much of one is too much whatever is known of the others. */
+static void find_noise(check_result *r) {
+    bool whole = true;
+    r->noise = NAN;
+    r->noise_of = -1;
+    for (int i = 0; i < r->policies; i++)
+        r->noise_runs = r->noise_runs || (r->policy[i].repeated && !isnan(r->policy[i].noise));
+    for (int i = 0; i < r->policies; i++) {
+        const check_policy *p = &r->policy[i];
+        whole = whole && !isnan(p->noise);
+        if (p->repeated == r->noise_runs && !isnan(p->noise) && !(p->noise <= r->noise)) {
+            r->noise = p->noise;
+            r->noise_of = i;
+        }
+    }
+    r->noisy = r->noise > CHECK_NOISE;
+    if (!r->noisy && !r->noise_runs && !whole) {
+        r->noise = NAN;
+        r->noise_of = -1;
+    }
+}
+
+/* "two runs of static". */
+static void noise_text(const check_result *r, char *text, size_t size) {
+    snprintf(text, size, "%s of %.90s", r->noise_runs ? "two runs" : "halves of the records",
+             r->policy[r->noise_of].name);
+}
+
+static void judge_noise(check_result *r) {
+    char what[128];
+    find_noise(r);
+    check_target *t =
+        add_target(r, r->noise <= CHECK_NOISE, "noise of the same policy repeated at most 1.5 %");
+    if (r->noise_of < 0) {
+        snprintf(t->found, sizeof t->found, "unknown: steps were not repeated (--repeat)");
+        return;
+    }
+    noise_text(r, what, sizeof what);
+    snprintf(t->found, sizeof t->found, "%.2f %% (%s)", r->noise * 100, what);
+}
+
 static void judge_records(check_result *r) {
     int64_t least = r->policy[0].records;
-    bool repeated = true, again = false; /* steps; a whole policy */
-    for (int i = 0; i < r->policies; i++) {
-        least = r->policy[i].records < least ? r->policy[i].records : least;
-        repeated = repeated && !isnan(r->policy[i].noise);
-        again = again || r->policy[i].repeated;
-    }
     for (int i = 0; i < r->policies; i++)
-        if (r->policy[i].noise > r->noise && r->policy[i].repeated == again)
-            r->noise = r->policy[i].noise;
+        least = r->policy[i].records < least ? r->policy[i].records : least;
     check_target *t = add_target(r, least >= CHECK_RECORDS, "at least 15 steps of every policy");
     snprintf(t->found, sizeof t->found, "%lld", (long long)least);
-    r->noisy = r->noise > CHECK_NOISE;
-    t = add_target(r, repeated && !r->noisy, "noise of the same policy repeated at most 1.5 %");
-    if (repeated)
-        snprintf(t->found, sizeof t->found, "%.2f %%", r->noise * 100);
-    else
-        snprintf(t->found, sizeof t->found, "unknown: steps were not repeated (--repeat)");
+    judge_noise(r);
     t = add_target(r, r->fixed, "the prediction was fixed before the replay");
     snprintf(t->found, sizeof t->found, "%s",
              r->fixed ? "its digest stands in the measurement"
@@ -207,23 +267,18 @@ double check_farthest(const check_result *r) {
     return speed;
 }
 
-void check_judge(check_result *r) {
-    r->passed = true;
-    judge_steps(r);
-    judge_phases(r);
-    judge_memory(r);
-    judge_traffic(r);
-    judge_order(r);
-    judge_records(r);
+static void give_verdict(check_result *r) {
     int missed = 0;
+    char noise[128];
     for (int i = 0; i < r->targets; i++)
         missed += !r->target[i].passed;
-    if (r->noisy)
+    if (r->noisy) {
+        noise_text(r, noise, sizeof noise);
         snprintf(r->verdict, sizeof r->verdict,
-                 "machine too noisy: the same policy differs by %.2f %%, 1.5 %% are allowed",
+                 "machine too noisy: %s differ by %.2f %%, 1.5 %% are allowed", noise,
                  r->noise * 100);
-    else if (!r->passed && fabs(check_farthest(r) - 1) > CHECK_SPEED &&
-             fmax(r->mean_error - CHECK_MEAN, r->worst_error - CHECK_WORST) > 0)
+    } else if (!r->passed && fabs(check_farthest(r) - 1) > CHECK_SPEED &&
+               fmax(r->mean_error - CHECK_MEAN, r->worst_error - CHECK_WORST) > 0)
         snprintf(r->verdict, sizeof r->verdict,
                  "fail: %d of %d targets are missed, on a machine at %.3f of its calibrated speed "
                  "(calibrate again)",
@@ -235,14 +290,19 @@ void check_judge(check_result *r) {
                  r->targets);
 }
 
+void check_judge(check_result *r) {
+    r->passed = true;
+    judge_steps(r);
+    judge_phases(r);
+    judge_memory(r);
+    judge_traffic(r);
+    judge_order(r);
+    judge_records(r);
+    give_verdict(r);
+}
+
 /* ---- all of it ---------------------------------------------------------------------------------
  */
-
-static const char *setting(const mz_result_file *m, const char *key) {
-    const char *text =
-        json_string_value(json_object_get(json_object_get(m->root, "settings"), key));
-    return text ? text : "";
-}
 
 mz_code check_files(const mz_result_file *p, const mz_result_file *m, check_result *r,
                     mz_err *err) {
@@ -252,6 +312,7 @@ mz_code check_files(const mz_result_file *p, const mz_result_file *m, check_resu
     r->old_digest = known && strncmp(known, "sha256:", 7) == 0;
     r->transport = setting(m, "transport");
     r->backend = setting(m, "backend");
+    note_elsewhere(r);
     const json_t *measured = json_object_get(json_object_get(p->root, "cluster"), "measured");
     const char *outside = json_string_value(json_object_get(measured, "outside"));
     r->extrapolated = json_is_true(json_object_get(measured, "extrapolated"));

@@ -4,10 +4,11 @@
  * window the middle mean of its records, mean over the steps. The middle mean leaves out the
  * fastest and the slowest seventh: the statistic of calibration (replay/calibrate.h). A median
  * would not do: a step is made of many kernels, so slow episodes of a shared machine are in every
- * step in proportion, in few kernels each. Confidence interval: percentiles of the bootstrap that
- * draws each step's records anew (Efron and Tibshirani, 1993, chapter 13). Noise: how far two
- * runs of the same policy lie apart; where none was run twice, two halves of one, which has the
- * machine's drift in it. Both sides have the same steps of the window.
+ * step in proportion, in few kernels each. Confidence interval of a step, a phase, a layer, a rank:
+ * percentiles of the bootstrap that draws each step's records anew (Efron and Tibshirani, 1993,
+ * chapter 13). Noise: how far two runs of the same policy lie apart; where none was run twice, two
+ * halves of one, which has the machine's drift in it. Where one was, halves decide nothing. Both
+ * sides have the same steps of the window.
  *
  * Speeds: a probe's seconds while the machine was calibrated over their middle mean in the
  * measurement (replay/probe.h; records without a probe have 0 and do not count), of products, of
@@ -27,6 +28,7 @@
 
 #include "common/io/result_file.h"
 
+#include <math.h>
 #include <stdbool.h>
 #include <stdio.h>
 
@@ -48,6 +50,11 @@ typedef struct check_value {
     double predicted, measured, error; /* error NaN where nothing was measured */
 } check_value;
 
+/* 95 % of a measured time, s; NaN below CHECK_RECORDS records. */
+typedef struct check_interval {
+    double low, high;
+} check_interval;
+
 typedef struct check_policy {
     const char *name;
     bool lossy;
@@ -56,17 +63,19 @@ typedef struct check_policy {
     int64_t records;              /* of all runs of this policy */
     double *ratio;                /* [records] measured over predicted, in order: to be drawn */
     check_value step;
-    double at_speed;  /* the step's error at the calibrated speed */
-    double low, high; /* 95 % of the measured time, s; NaN below CHECK_RECORDS */
-    double noise;     /* of repetition; NaN: no step was measured twice */
-    bool repeated;    /* noise is of two runs, else of the halves of one */
+    double at_speed; /* the step's error at the calibrated speed */
+    check_interval interval;
+    double noise;  /* of repetition; NaN: no step was measured twice */
+    bool repeated; /* noise is of two runs, else of the halves of one */
     check_value phase[MZ_PHASES];
-    double phase_at_speed[MZ_PHASES]; /* error, as at_speed */
-    double share[MZ_PHASES];          /* of the measured time of all phases but launch_wait */
+    check_interval phase_interval[MZ_PHASES]; /* NaN below CHECK_SHARE of the step */
+    double phase_at_speed[MZ_PHASES];         /* error, as at_speed */
+    double share[MZ_PHASES]; /* of the measured time of all phases but launch_wait */
     int32_t layers, ranks;
     check_value *layer; /* [layers] the last: of the whole step */
     check_value *rank;  /* [ranks] */
     check_value *cell;  /* [layers][ranks] */
+    check_interval *layer_interval, *rank_interval;
     check_value peak;
     check_value memory[MZ_MEM_CATEGORIES];
     check_value traffic[CHECK_TRAFFIC]; /* bytes a step: equal where the plans are */
@@ -100,6 +109,8 @@ enum { CHECK_TARGETS_MOST = 16 };
 typedef struct check_result {
     const mz_result_file *predicted, *measured;
     const char *transport, *backend; /* of the measurement; "" not said */
+    char elsewhere[320];             /* why the prediction is not of the machine that was measured;
+                                        "" it is */
     bool fixed;                      /* the prediction was there before the replay */
     bool old_digest;                 /* the measurement's is of a prediction's text alone */
     bool extrapolated;               /* it has sizes far from all that was calibrated */
@@ -109,7 +120,10 @@ typedef struct check_result {
     int pairs;
     check_pair *pair;
     check_rule rule[CHECK_RULES];
-    double mean_error, worst_error, noise;
+    double mean_error, worst_error;
+    double noise;    /* that decides: of two runs where there are some; NaN: unknown */
+    int noise_of;    /* the policy that it is of; -1: unknown */
+    bool noise_runs; /* it is of two runs, else of halves */
     bool probed[MZ_SPEEDS];
     double speed[MZ_SPEEDS];
     double mean_at_speed, worst_at_speed; /* errors at the calibrated speed */
@@ -126,8 +140,9 @@ mz_code check_files(const mz_result_file *predicted, const mz_result_file *measu
                     check_result *result, mz_err *err);
 void check_free(check_result *result);
 
-/* Is a phase's time evidence for other machines of this kind, by how ranks were connected? */
-bool check_validated(const check_result *result, mz_phase phase);
+/* Why a phase's time is no evidence for other machines of this kind: the prediction was of another
+ * machine, or ranks were not connected as they are there. NULL: it is evidence. */
+const char *check_unproven(const check_result *result, mz_phase phase);
 
 /* Parts of check_files. */
 mz_code check_measure(check_result *result, mz_err *err); /* policies: times, phases, memory */
@@ -137,6 +152,15 @@ void check_judge(check_result *result);                   /* targets, verdict */
 double check_middle_mean(double *value, int64_t count);
 
 /* Output. */
+/* A policy's noise stands in brackets where another's decides: that of two runs beside its halves'.
+ */
+static inline bool check_beside(const check_result *result, const check_policy *policy) {
+    return result->noise_runs && !policy->repeated && !isnan(policy->noise);
+}
+/* Why phases are extrapolated, and which: one line for every reason. `put` writes what a file says.
+ */
+void check_reasons(const check_result *result, const char *before, const char *after,
+                   void (*put)(const char *text, FILE *out), FILE *out);
 /* The line on sizes that were not calibrated, where there are some; `put` writes what the file says
  * of them. */
 void check_extrapolated(const check_result *result, const char *before, const char *after,

@@ -36,6 +36,13 @@ static void percent_cell(double value, FILE *out) {
         fputs("<td>-</td>", out);
 }
 
+static void interval_cells(check_interval i, FILE *out) {
+    if (isfinite(i.low))
+        fprintf(out, "<td>%.5g</td><td>%.5g</td>", i.low * 1e3, i.high * 1e3);
+    else
+        fputs("<td>-</td><td>-</td>", out);
+}
+
 static void value_cells(const check_value *v, double unit, FILE *out) {
     fprintf(out, "<td>%.5g</td><td>%.5g</td>", v->predicted * unit, v->measured * unit);
     percent_cell(v->error, out);
@@ -62,6 +69,16 @@ static void verdict(const check_result *r, FILE *out) {
     check_speed(r, "<p>", "</p>", out);
 }
 
+/* In brackets what decides nothing. */
+static void noise_cell(const check_result *r, const check_policy *p, FILE *out) {
+    if (check_beside(r, p))
+        fprintf(out,
+                "<td title=\"halves of its records: two runs of a policy decide\">(%+.2f)</td>",
+                p->noise * 100);
+    else
+        percent_cell(p->noise, out);
+}
+
 static void steps_table(const check_result *r, FILE *out) {
     fputs("<table><tr><th>policy</th><th>predicted, ms</th><th>measured, ms</th><th>error, %</th>"
           "<th>at calibrated speed, %</th><th>95 % from</th><th>to, ms</th><th>noise, "
@@ -75,11 +92,8 @@ static void steps_table(const check_result *r, FILE *out) {
         fputs("</td>", out);
         value_cells(&p->step, 1e3, out);
         percent_cell(check_probed(r) ? p->at_speed : NAN, out);
-        if (isfinite(p->low))
-            fprintf(out, "<td>%.5g</td><td>%.5g</td>", p->low * 1e3, p->high * 1e3);
-        else
-            fputs("<td>-</td><td>-</td>", out);
-        percent_cell(p->noise, out);
+        interval_cells(p->interval, out);
+        noise_cell(r, p, out);
         fprintf(out, "<td>%lld</td>", (long long)p->records);
         value_cells(&p->peak, 1 / 1048576.0, out);
         fputs("</tr>", out);
@@ -171,8 +185,8 @@ static void phase_bars(const check_policy *p, FILE *out) {
 
 static void phase_table(const check_result *r, const check_policy *p, FILE *out) {
     fputs("<details><summary>numbers</summary><table><tr><th>phase</th><th>predicted, ms</th>"
-          "<th>measured, ms</th><th>error, %</th><th>at calibrated speed, %</th><th>share, %</th>"
-          "<th></th></tr>",
+          "<th>measured, ms</th><th>error, %</th><th>at calibrated speed, %</th>"
+          "<th>95 % from</th><th>to, ms</th><th>share, %</th><th></th></tr>",
           out);
     for (int k = 0; k < MZ_PHASES; k++) {
         if (!shown(p, k))
@@ -180,10 +194,13 @@ static void phase_table(const check_result *r, const check_policy *p, FILE *out)
         fprintf(out, "<tr><td>%s</td>", mz_phase_name((mz_phase)k));
         value_cells(&p->phase[k], 1e3, out);
         percent_cell(check_probed(r) ? p->phase_at_speed[k] : NAN, out);
+        interval_cells(p->phase_interval[k], out);
         fprintf(out, "<td>%.1f</td><td>%s</td></tr>", p->share[k] * 100,
-                check_validated(r, (mz_phase)k) ? "validated" : "extrapolated");
+                check_unproven(r, (mz_phase)k) ? "extrapolated" : "validated");
     }
-    fputs("</table></details>", out);
+    fputs("</table>", out);
+    check_reasons(r, "<p>", "</p>", escape, out);
+    fputs("</details>", out);
 }
 
 /* ---- layers and ranks --------------------------------------------------------------------------
@@ -247,6 +264,30 @@ static void heat_table(const check_policy *p, FILE *out) {
     fputs("</tr></table></details>", out);
 }
 
+static void place_row(const char *name, const check_value *v, check_interval i, FILE *out) {
+    fprintf(out, "<tr><td>%s</td>", name);
+    value_cells(v, 1e3, out);
+    interval_cells(i, out);
+    fputs("</tr>", out);
+}
+
+static void places_table(const check_policy *p, FILE *out) {
+    char name[32];
+    fputs("<details><summary>numbers: busy time of layers and of ranks</summary><table><tr>"
+          "<th></th><th>predicted, ms</th><th>measured, ms</th><th>error, %</th>"
+          "<th>95 % from</th><th>to, ms</th></tr>",
+          out);
+    for (int32_t l = 0; l < p->layers; l++) {
+        snprintf(name, sizeof name, "layer %d", (int)l);
+        place_row(l + 1 < p->layers ? name : "whole step", &p->layer[l], p->layer_interval[l], out);
+    }
+    for (int32_t k = 0; k < p->ranks; k++) {
+        snprintf(name, sizeof name, "rank %d", (int)k);
+        place_row(name, &p->rank[k], p->rank_interval[k], out);
+    }
+    fputs("</table></details>", out);
+}
+
 static void memory_table(const check_policy *p, FILE *out) {
     fputs("<details><summary>memory by category</summary><table><tr><th>most on any rank</th>"
           "<th>predicted, MiB</th><th>measured, MiB</th><th>error, %</th></tr>",
@@ -308,6 +349,7 @@ void check_html(const check_result *r, const char *predicted, const char *measur
               out);
         heat_map(p, out);
         heat_table(p, out);
+        places_table(p, out);
         memory_table(p, out);
     }
     fputs("</body></html>\n", out);

@@ -239,24 +239,44 @@ static double drawn_time(const double *value, const int64_t *begin, int64_t wind
     return sum / (double)steps;
 }
 
-static mz_code note_interval(check_result *r, check_policy *p, double *value, mz_err *err) {
+/* Room for one interval after another. */
+typedef struct bootstrap {
+    double *time, *drawn, *value; /* [BOOTSTRAPS], [records] twice */
+    int64_t *begin;               /* [window + 1] */
+} bootstrap;
+
+static check_interval interval_of(const check_result *r, const check_policy *p, bootstrap *b,
+                                  record_figure figure, int64_t index) {
     const int64_t window = p->predicted->steps;
-    double *time = MZ_NEW(&r->arena, double, BOOTSTRAPS);
-    double *drawn = MZ_NEW(&r->arena, double, p->records);
-    int64_t *begin = MZ_NEW(&r->arena, int64_t, window + 1);
-    if (!time || !drawn || !begin)
-        return mz_fail_nomem(err, "the records of a policy");
-    p->low = p->high = NAN;
     if (p->records < CHECK_RECORDS)
-        return MZ_OK;
+        return (check_interval){NAN, NAN};
     for (int64_t o = 0; o < window; o++)
-        begin[o + 1] = begin[o] + collect(r, p, o, SIDE_ALL, step_time, 0, value + begin[o]);
+        b->begin[o + 1] =
+            b->begin[o] + collect(r, p, o, SIDE_ALL, figure, index, b->value + b->begin[o]);
     mz_rng rng = mz_rng_make(1, 6);
-    for (int b = 0; b < BOOTSTRAPS; b++)
-        time[b] = drawn_time(value, begin, window, &rng, drawn);
-    mz_sort(time, BOOTSTRAPS);
-    p->low = time[(BOOTSTRAPS + 1) / 40 - 1];
-    p->high = time[BOOTSTRAPS - (BOOTSTRAPS + 1) / 40];
+    for (int i = 0; i < BOOTSTRAPS; i++)
+        b->time[i] = drawn_time(b->value, b->begin, window, &rng, b->drawn);
+    mz_sort(b->time, BOOTSTRAPS);
+    return (check_interval){b->time[(BOOTSTRAPS + 1) / 40 - 1],
+                            b->time[BOOTSTRAPS - (BOOTSTRAPS + 1) / 40]};
+}
+
+/* Of the step, the phases that are judged, layers and ranks. */
+static mz_code note_intervals(check_result *r, check_policy *p, double *value, mz_err *err) {
+    bootstrap b = {MZ_NEW(&r->arena, double, BOOTSTRAPS), MZ_NEW(&r->arena, double, p->records),
+                   value, MZ_NEW(&r->arena, int64_t, p->predicted->steps + 1)};
+    p->layer_interval = MZ_NEW(&r->arena, check_interval, p->layers);
+    p->rank_interval = MZ_NEW(&r->arena, check_interval, p->ranks);
+    if (!b.time || !b.drawn || !b.begin || !p->layer_interval || !p->rank_interval)
+        return mz_fail_nomem(err, "the records of a policy");
+    p->interval = interval_of(r, p, &b, step_time, 0);
+    for (int k = 0; k < MZ_PHASES; k++)
+        p->phase_interval[k] = p->share[k] >= CHECK_SHARE ? interval_of(r, p, &b, phase_time, k)
+                                                          : (check_interval){NAN, NAN};
+    for (int32_t l = 0; l < p->layers; l++)
+        p->layer_interval[l] = interval_of(r, p, &b, layer_time, l);
+    for (int32_t k = 0; k < p->ranks; k++)
+        p->rank_interval[k] = interval_of(r, p, &b, rank_time, k);
     return MZ_OK;
 }
 
@@ -338,8 +358,8 @@ static mz_code measure_policy(check_result *r, check_policy *p, mz_err *err) {
     note_traffic(r, p);
     note_ratios(r, p);
     p->noise = noise_of(r, p, value);
-    const mz_code code = note_interval(r, p, value, err);
-    return code == MZ_OK ? note_places(r, p, value, err) : code;
+    const mz_code code = note_places(r, p, value, err);
+    return code == MZ_OK ? note_intervals(r, p, value, err) : code;
 }
 
 static double calibrated_probe(const check_result *r, const char *key) {

@@ -168,23 +168,30 @@ static void assert_missed(const check_result *r, const char *const *want, int co
     assert_int_equal(r->passed, count == 0);
 }
 
-/* What is printed; the caller frees it. */
+/* What was printed; the caller frees it. */
+static char *printed(FILE *file) {
+    const long size = ftell(file);
+    assert_true(size > 0);
+    char *text = calloc(1, (size_t)size + 1);
+    assert_non_null(text);
+    rewind(file);
+    assert_int_equal(fread(text, 1, (size_t)size, file), size);
+    fclose(file);
+    return text;
+}
+
 static char *html_of(const check_result *r, const char *prediction) {
-    char *page = NULL;
-    size_t size;
-    FILE *out = open_memstream(&page, &size);
+    FILE *out = tmpfile();
+    assert_non_null(out);
     check_html(r, prediction, "m.h5", out);
-    fclose(out);
-    return page;
+    return printed(out);
 }
 
 static char *text_of(const check_result *r) {
-    char *text = NULL;
-    size_t size;
-    FILE *out = open_memstream(&text, &size);
+    FILE *out = tmpfile();
+    assert_non_null(out);
     check_print(r, out);
-    fclose(out);
-    return text;
+    return printed(out);
 }
 
 static void perfect(void **state) {
@@ -201,8 +208,8 @@ static void perfect(void **state) {
         const check_policy *p = &r->policy[i];
         assert_int_equal(p->records, 16);
         assert_true(p->step.error == 0 && p->peak.error == 0);
-        assert_near(p->low, p->step.measured);
-        assert_near(p->high, p->step.measured);
+        assert_near(p->interval.low, p->step.measured);
+        assert_near(p->interval.high, p->step.measured);
     }
     /* Experts 22 f of 32 f + 0.5 a step on both ranks; planning once. */
     const check_policy *a = &r->policy[0];
@@ -328,6 +335,66 @@ static void noisy(void **state) {
     c = check(&plain, &m);
     assert_missed(&c.result, NULL, 0);
     done(&c);
+}
+
+/* What is said of noise is of what decides, and so is the verdict. */
+static void assert_noise(const check_result *r, const char *found, bool noisy, const char *column) {
+    char *text = text_of(r);
+    const check_target *t = &r->target[8];
+    assert_string_equal(t->found, found);
+    assert_int_equal(r->noisy, noisy);
+    if (noisy)
+        assert_false(t->passed || r->passed);
+    assert_int_equal(strstr(r->verdict, "machine too noisy: ") == r->verdict, noisy);
+    if (column)
+        assert_non_null(strstr(text, column));
+    assert_int_equal(strstr(text, "noise in brackets") != NULL, column && column[0] == '(');
+    free(text);
+}
+
+/* Two runs decide where there are some, whatever halves of other policies say; where the machine is
+ * too noisy, what is not known of others is no excuse. */
+static void which_noise(void **state) {
+    static const char *const few[] = {"at least 15", "noise"};
+    made m = measurement_of(&plain);
+    m.runs = 4;
+    m.run[3] = m.run[0];
+    m.run[2].second_half = 1.1;
+    checked c = check(&plain, &m);
+    assert_noise(&c.result, "0.00 % (two runs of a)", false, "(+9.09)");
+    done(&c);
+    /* Two runs of one pass: of the others nothing is known. */
+    m = measurement_of(&plain);
+    m.passes = 1;
+    m.runs = 4;
+    m.run[3] = m.run[0];
+    c = check(&plain, &m);
+    assert_noise(&c.result, "0.00 % (two runs of a)", false, NULL);
+    done(&c);
+    m.run[3].scale = 1.02;
+    c = check(&plain, &m);
+    assert_missed(&c.result, few, 2);
+    assert_noise(&c.result, "1.93 % (two runs of a)", true, NULL);
+    done(&c);
+    /* Halves, of c none: enough where a's are too far apart, else unknown. */
+    for (int apart = 0; apart < 2; apart++) {
+        mz_err err;
+        m = measurement_of(&plain);
+        m.run[0].second_half = apart ? 1.02 : 1;
+        mz_result_file p = make(&plain), q = make(&m);
+        check_result r;
+        q.run[2].steps = 2;
+        name(&q, p.digest);
+        assert_ok(check_files(&p, &q, &r, &err), &err);
+        assert_missed(&r, few, 2);
+        assert_noise(&r,
+                     apart ? "1.96 % (halves of the records of a)"
+                           : "unknown: steps were not repeated (--repeat)",
+                     apart, NULL);
+        check_free(&r);
+        mz_result_file_free(&p);
+        mz_result_file_free(&q);
+    }
 }
 
 /* Two runs are two sides even where one of them was cut short. */
@@ -609,7 +676,9 @@ static void few_records(void **state) {
     m.passes = 7;
     checked c = check(&plain, &m);
     assert_missed(&c.result, missed, 1);
-    assert_true(isnan(c.result.policy[0].low));
+    const check_policy *a = &c.result.policy[0];
+    assert_true(isnan(a->interval.low) && isnan(a->phase_interval[MZ_PHASE_EXPERTS].low));
+    assert_true(isnan(a->layer_interval[0].low) && isnan(a->rank_interval[0].low));
     done(&c);
 }
 
@@ -767,6 +836,55 @@ static void other_files(void **state) {
         mz_result_file_free(all[i]);
 }
 
+/* An interval that is the other one but for a part of every record between least and most. */
+static void assert_within(check_interval got, const check_interval *other, double least,
+                          double most) {
+    const double slack = 1e-9;
+    assert_true(got.low >= other->low + least - slack && got.low <= other->low + most + slack);
+    assert_true(got.high >= other->high + least - slack && got.high <= other->high + most + slack);
+}
+
+static double interval_end(const json_t *value, size_t end) {
+    return json_real_value(json_array_get(json_object_get(value, "interval_s"), end));
+}
+
+/* Of a phase, a layer and a rank of the first policy, in all three forms. */
+static void assert_intervals_shown(const check_result *r) {
+    const check_policy *a = &r->policy[0];
+    const struct {
+        const char *key;
+        const check_value *value;
+        check_interval interval;
+    } places[] = {
+        {"phases_s", &a->phase[MZ_PHASE_EXPERTS], a->phase_interval[MZ_PHASE_EXPERTS]},
+        {"layers_s", &a->layer[0], a->layer_interval[0]},
+        {"ranks_s", &a->rank[0], a->rank_interval[0]},
+    };
+    char *page = html_of(r, "p.h5"), *text = text_of(r);
+    json_t *json = check_json(r);
+    const json_t *policy = json_array_get(json_object_get(json, "policies"), 0);
+    assert_near(interval_end(policy, 0), a->interval.low);
+    for (int i = 0; i < 3; i++) {
+        char cell[64], range[64];
+        const json_t *in = json_object_get(policy, places[i].key);
+        const json_t *value =
+            json_is_array(in) ? json_array_get(in, 0) : json_object_get(in, "experts");
+        const check_interval v = places[i].interval;
+        assert_near(interval_end(value, 0), v.low);
+        assert_near(interval_end(value, 1), v.high);
+        snprintf(cell, sizeof cell, "<td>%.5g</td><td>%.5g</td>", v.low * 1e3, v.high * 1e3);
+        assert_non_null(strstr(page, cell));
+        /* of the error: at the upper end of what was measured the lower one */
+        snprintf(range, sizeof range, " %+.2f..%+.2f",
+                 (places[i].value->predicted - v.high) / v.high * 100,
+                 (places[i].value->predicted - v.low) / v.low * 100);
+        assert_non_null(strstr(text, range));
+    }
+    json_decref(json);
+    free(page);
+    free(text);
+}
+
 /* The middle mean by hand; the interval against the normal one of a trimmed mean, whose variance is
  * that of the winsorized records (Tukey and McLaughlin, 1963). */
 static void intervals(void **state) {
@@ -780,33 +898,141 @@ static void intervals(void **state) {
     for (int64_t i = 0; i < 16; i++) {
         g.run[0].ordinal[i] = 0;
         g.run[0].step_s[i] = (double)((i * 7) % 16 + 1);
+        g.run[0].detail_s[i * CELLS + MZ_PHASE_EXPERTS] = g.run[0].step_s[i]; /* of rank 0 */
     }
     check_result r;
     name(&g, f.digest);
     assert_ok(check_files(&f, &g, &r, &err), &err);
-    assert_near(r.policy[0].step.measured, 8.5);
-    assert_near(r.policy[0].step.predicted, 30.5e-3);
+    const check_policy *a = &r.policy[0];
+    assert_near(a->step.measured, 8.5);
+    assert_near(a->step.predicted, 30.5e-3);
     const double half = 1.96 * sqrt(264.0 / 15) / (0.75 * 4);
-    assert_true(fabs(r.policy[0].low - (8.5 - half)) < 0.5);
-    assert_true(fabs(r.policy[0].high - (8.5 + half)) < 0.5);
+    assert_true(fabs(a->interval.low - (8.5 - half)) < 0.5);
+    assert_true(fabs(a->interval.high - (8.5 + half)) < 0.5);
+    /* What varies besides is 10 and 12 ms of rank 1's experts. */
+    assert_within(a->phase_interval[MZ_PHASE_EXPERTS], &a->interval, 10e-3, 12e-3);
+    assert_within(a->layer_interval[0], &a->interval, 10e-3 + 8e-3, 12e-3 + 8e-3);
+    assert_within(a->rank_interval[0], &a->interval, 5e-3, 5e-3);
+    assert_true(a->rank_interval[1].low >= 15e-3 && a->rank_interval[1].high <= 17e-3);
+    assert_true(a->rank_interval[1].low < a->rank_interval[1].high);
+    assert_near(a->layer_interval[1].low, 2e-3);
+    assert_near(a->layer_interval[1].high, 2e-3);
+    /* 8 ms of dispatch in seconds of experts are no 5 %. */
+    assert_true(isnan(a->phase_interval[MZ_PHASE_DISPATCH].low));
+    assert_intervals_shown(&r);
     check_free(&r);
     mz_result_file_free(&f);
     mz_result_file_free(&g);
 }
 
-static void tags(void **state) {
+typedef struct place {
+    const char *machine, *backend, *transport; /* NULL: the file does not say */
+} place;
+
+/* A prediction whose cluster was calibrated at one place (NULL: it was not), measured at another.
+ */
+static void check_places(const place *calibrated, const place *measured,
+                         void (*look)(check_result *, const void *), const void *want) {
     made m = measurement_of(&plain);
-    checked c = check(&plain, &m);
-    assert_true(check_validated(&c.result, MZ_PHASE_EXPERTS));
-    assert_false(check_validated(&c.result, MZ_PHASE_DISPATCH));
-    assert_false(check_validated(&c.result, MZ_PHASE_LAUNCH_WAIT));
-    done(&c);
-    m.transport = "mpi";
-    made p = plain;
-    c = check(&p, &m);
-    assert_true(check_validated(&c.result, MZ_PHASE_DISPATCH));
-    assert_false(check_validated(&c.result, MZ_PHASE_LAUNCH_WAIT));
-    done(&c);
+    m.run[0].wait = 1;
+    mz_err err;
+    mz_result_file p = make(&plain), q = make(&m);
+    check_result r;
+    if (calibrated)
+        json_object_set_new(json_object_get(p.root, "cluster"), "measured",
+                            json_pack("{s:s*, s:s*, s:s*}", "machine", calibrated->machine,
+                                      "backend", calibrated->backend, "transport",
+                                      calibrated->transport));
+    json_t *settings = json_object_get(q.root, "settings");
+    json_object_del(settings, "transport");
+    json_object_update_new(settings,
+                           json_pack("{s:s*, s:s*, s:s*}", "machine", measured->machine, "backend",
+                                     measured->backend, "transport", measured->transport));
+    assert_ok(mz_result_digest(&p, p.digest, &err), &err);
+    name(&q, p.digest);
+    assert_ok(check_files(&p, &q, &r, &err), &err);
+    look(&r, want);
+    check_free(&r);
+    mz_result_file_free(&p);
+    mz_result_file_free(&q);
+}
+
+/* Is a text in all three forms, and `validated` of experts in JSON that? */
+static void assert_tags_shown(const check_result *r, const char *line, bool experts) {
+    char *page = html_of(r, "p.h5"), *text = text_of(r);
+    json_t *json = check_json(r);
+    assert_non_null(strstr(text, line));
+    assert_non_null(strstr(page, line));
+    assert_int_equal(strstr(text, "  validated\n") != NULL, experts);
+    assert_int_equal(strstr(page, "<td>validated</td>") != NULL, experts);
+    const json_t *policy = json_array_get(json_object_get(json, "policies"), 0);
+    const json_t *phase = json_object_get(json_object_get(policy, "phases_s"), "experts");
+    assert_int_equal(json_is_true(json_object_get(phase, "validated")), experts);
+    const char *reason = json_string_value(json_object_get(phase, "reason"));
+    assert_int_equal(reason == NULL, experts);
+    assert_true(experts || strstr(line, reason) || strstr(reason, line));
+    json_decref(json);
+    free(page);
+    free(text);
+}
+
+static void look_local(check_result *r, const void *want) {
+    assert_null(check_unproven(r, MZ_PHASE_EXPERTS));
+    assert_non_null(check_unproven(r, MZ_PHASE_DISPATCH));
+    assert_non_null(check_unproven(r, MZ_PHASE_LAUNCH_WAIT));
+    assert_tags_shown(r, "extrapolated: dispatch: ranks of one process", true);
+    assert_tags_shown(r, "extrapolated: launch_wait: waiting is what is left of a step", true);
+}
+
+static void look_apart(check_result *r, const void *want) {
+    assert_null(check_unproven(r, MZ_PHASE_EXPERTS));
+    assert_null(check_unproven(r, MZ_PHASE_DISPATCH));
+    assert_non_null(check_unproven(r, MZ_PHASE_LAUNCH_WAIT));
+}
+
+static void look_elsewhere(check_result *r, const void *want) {
+    for (int k = 0; k < MZ_PHASES; k++)
+        assert_non_null(check_unproven(r, (mz_phase)k));
+    assert_tags_shown(r, want, false);
+}
+
+/* A phase is validated where the replay ran on what the prediction was calibrated on: the same
+ * machine, backend and transport, each of them said by both files. */
+static void tags(void **state) {
+    const place here = {"host, 2 threads", "host", "local"},
+                mpi = {"host, 2 threads", "host", "mpi"};
+    check_places(&here, &here, look_local, NULL);
+    check_places(&mpi, &mpi, look_apart, NULL);
+    const struct {
+        place calibrated, measured;
+        const char *said;
+    } other[] = {
+        {here,
+         {"host, 1 thread", "host", "local"},
+         "extrapolated: every phase: the machine that was calibrated for the prediction is host, 2 "
+         "threads, the one that was measured host, 1 thread"},
+        {{"host, 2 threads", "cuda", "local"},
+         here,
+         "extrapolated: every phase: the backend that was calibrated for the prediction is cuda, "
+         "the one that was measured host"},
+        {mpi, here,
+         "extrapolated: every phase: the transport that was calibrated for the prediction is mpi, "
+         "the one that was measured local"},
+        {here,
+         {NULL, "host", "local"},
+         "the machine that was calibrated for the prediction is host, 2 threads, the one that was "
+         "measured unknown"},
+        {{NULL, "host", "local"},
+         here,
+         "the machine that was calibrated for the prediction is unknown, the one that was measured "
+         "host, 2 threads"},
+        {here, {"host, 2 threads", "host", NULL}, "the one that was measured unknown"},
+    };
+    for (size_t i = 0; i < sizeof other / sizeof *other; i++)
+        check_places(&other[i].calibrated, &other[i].measured, look_elsewhere, other[i].said);
+    check_places(NULL, &here, look_elsewhere,
+                 "extrapolated: every phase: the prediction is of a cluster that was not "
+                 "calibrated (mizan calibrate)");
 }
 
 /* What was predicted is what was measured: no error, whatever it is. */
@@ -896,6 +1122,7 @@ int main(void) {
         cmocka_unit_test(other_files),
         cmocka_unit_test(sizes_not_calibrated),
         cmocka_unit_test(runs_are_sides),
+        cmocka_unit_test(which_noise),
         cmocka_unit_test(traffic_off),
         cmocka_unit_test(slow_machine),
         cmocka_unit_test(records_without_probe),
