@@ -187,7 +187,8 @@ void scene_close(scene *s) {
 
 void machine_open(machine *m, const scene *s, int threads) {
     *m = (machine){0};
-    const mz_kernels_options options = {.backend = SCENE_BACKEND, .threads = threads, .streams = 1};
+    const mz_kernels_options options = {
+        .backend = SCENE_BACKEND, .threads = threads, .streams = threads};
     char why[256];
     if (mz_kernels_open(&options, &m->kernels, why, sizeof why) != MZ_K_OK)
         fail_msg("%s", why);

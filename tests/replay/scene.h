@@ -60,6 +60,7 @@ typedef struct machine {
     mz_engine *engine;
     mz_err err;
 } machine;
+/* threads: of the host, and streams. */
 void machine_open(machine *m, const scene *s, int threads);
 void machine_engine(machine *m, const scene *s);
 void machine_close(machine *m);

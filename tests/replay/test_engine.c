@@ -352,7 +352,6 @@ static void wrong_counts_are_told(void **state) {
     scene_close(&s);
 }
 
-/* Every allocation fails once: an error that names it, and nothing is left behind. */
 /* Strides deal a source's pairs anew; which of them a quota kept would not be found again. */
 static void strides_and_quotas_are_refused(void **state) {
     scene s;
@@ -369,6 +368,7 @@ static void strides_and_quotas_are_refused(void **state) {
     scene_close(&s);
 }
 
+/* Every allocation fails once: an error that names it, and nothing is left behind. */
 static void short_memory(void **state) {
     static const char *const some[] = {"lrmoe[keep=0.5]", "lrmoe[keep=0.5,activations=resend]",
                                        "capacity[cf=0.8]"};
@@ -462,35 +462,83 @@ static void times(void **state) {
     scene_close(&s);
 }
 
-/* The same bytes with one thread and with three, and in a second step of the same engine. */
+/* What a step leaves: outputs, gradients of inputs and of gates, kept pairs, an expert's gradient.
+ */
+typedef struct bytes_of_step {
+    double *y, *dx, *dweight;
+    uint8_t *kept;
+    float *gradient;
+    size_t rows, pairs, values; /* bytes, pairs, bytes */
+} bytes_of_step;
+
+static void *copied(const void *from, size_t bytes) {
+    void *to = malloc(bytes + 1);
+    assert_non_null(to);
+    return memcpy(to, from, bytes);
+}
+
+static bytes_of_step keep_bytes(machine *m, const scene *s) {
+    const scene_call *first = &s->at[0], *last = &s->at[SCENE_LAYERS - 1];
+    bytes_of_step b = {.rows = sizeof(double) * (size_t)(s->token_begin[s->o.ranks] * s->o.hidden),
+                       .pairs = (size_t)s->pair_begin[s->o.ranks],
+                       .values = sizeof(float) * (size_t)(3 * s->o.hidden * s->o.intermediate)};
+    b.gradient = malloc(b.values);
+    assert_ok(mz_experts_read(mz_engine_experts(m->engine), 0, 1, true, b.gradient, &m->err),
+              &m->err);
+    b.y = copied(last->y_got, b.rows);
+    b.dx = copied(first->dx_got, b.rows);
+    b.dweight = copied(first->dweight_got, sizeof(double) * b.pairs);
+    b.kept = copied(first->kept, b.pairs);
+    return b;
+}
+
+static void free_bytes(bytes_of_step *b) {
+    void *const all[] = {b->y, b->dx, b->dweight, b->kept, b->gradient};
+    for (int i = 0; i < COUNT_OF(all); i++)
+        free(all[i]);
+}
+
+static void assert_same(const bytes_of_step *a, const bytes_of_step *b) {
+    assert_memory_equal(a->y, b->y, a->rows);
+    assert_memory_equal(a->dx, b->dx, a->rows);
+    assert_memory_equal(a->dweight, b->dweight, sizeof(double) * a->pairs);
+    assert_memory_equal(a->kept, b->kept, a->pairs);
+    assert_memory_equal(a->gradient, b->gradient, a->values);
+}
+
+/* The same bytes with one thread and stream and with three, on the emulated device in another order
+ * of its blocks and threads; and in a second step of the same engine. */
 static void same_bytes(void **state) {
-    scene_options o = scene_usual("lrmoe[keep=0.5]", MZ_BF16);
-    double *first[2] = {0};
-    for (int run = 0; run < 2; run++) {
-        scene s;
-        machine m;
-        scene_open(&s, &o, 11);
-        machine_open(&m, &s, run == 0 ? 1 : 3);
-        machine_engine(&m, &s);
-        scene_watcher watcher = {&s, m.kernels};
-        mz_engine_set_watch(m.engine, scene_watch, &watcher);
-        const size_t size = sizeof(double) * (size_t)(s.token_begin[o.ranks] * o.hidden);
-        for (int step = 0; step < 2; step++) {
-            assert_ok(scene_run(&s, m.engine, &m.err), &m.err);
-            double *got[] = {s.at[0].y_got, s.at[1].dx_got};
-            for (int i = 0; i < 2; i++) {
-                if (!first[i]) {
-                    first[i] = malloc(size + 1);
-                    memcpy(first[i], got[i], size);
+    static const char *const some[] = {"lrmoe[keep=0.5]", "lrmoe[keep=0.3,activations=resend]",
+                                       "capacity[cf=0.8,min_cap=1]", "ultraep[slots=4,u_min=1]"};
+    for (int i = 0; i < COUNT_OF(some); i++) {
+        const scene_options o = scene_usual(some[i], MZ_BF16);
+        bytes_of_step first = {0};
+        for (int run = 0; run < 2; run++) {
+            scene s;
+            machine m;
+            setenv("CUEMU_SEED", run == 0 ? "0" : "7", 1);
+            scene_open(&s, &o, 11);
+            machine_open(&m, &s, run == 0 ? 1 : 3);
+            machine_engine(&m, &s);
+            scene_watcher watcher = {&s, m.kernels};
+            mz_engine_set_watch(m.engine, scene_watch, &watcher);
+            for (int step = 0; step < 2; step++) {
+                assert_ok(scene_run(&s, m.engine, &m.err), &m.err);
+                bytes_of_step got = keep_bytes(&m, &s);
+                if (first.y) {
+                    assert_same(&first, &got);
+                    free_bytes(&got);
+                } else {
+                    first = got;
                 }
-                assert_memory_equal(got[i], first[i], size);
             }
+            machine_close(&m);
+            scene_close(&s);
         }
-        machine_close(&m);
-        scene_close(&s);
+        free_bytes(&first);
     }
-    free(first[0]);
-    free(first[1]);
+    unsetenv("CUEMU_SEED");
 }
 
 /* Of four processes of a machine each has a quarter of its memory, or a device of its own. */
@@ -531,10 +579,9 @@ int main(void) {
         cmocka_unit_test(memory_of_a_process),
     };
     const struct CMUnitTest device[] = {
-        cmocka_unit_test(every_policy_bf16),
-        cmocka_unit_test(every_policy_recomputed),
-        cmocka_unit_test(micro_batches),
-        cmocka_unit_test(memory_of_a_process),
+        cmocka_unit_test(every_policy_bf16), cmocka_unit_test(every_policy_recomputed),
+        cmocka_unit_test(over_all_sources),  cmocka_unit_test(micro_batches),
+        cmocka_unit_test(same_bytes),        cmocka_unit_test(memory_of_a_process),
     };
     return SCENE_BACKEND == MZ_BACKEND_HOST ? cmocka_run_group_tests(tests, NULL, NULL)
                                             : cmocka_run_group_tests(device, NULL, NULL);
