@@ -37,9 +37,10 @@ static mz_kstatus given(layer *l, const void *data, size_t bytes, void *at) {
 }
 
 /* A piece of random bf16 values of magnitude 2^-6 to 2^-3, laid end to end; read as fp32 they have
- * about the same magnitudes. */
+ * about the same magnitudes. Sixteen times a prime is its length: rows and matrices that are a
+ * power of two apart differ, so that a wrong one is noticed. */
 static mz_kstatus random_room(layer *l, uint64_t *state, size_t bytes, void *at) {
-    const size_t piece = bytes < (size_t)1 << 24 ? bytes : (size_t)1 << 24;
+    const size_t most = (size_t)16 * 1048573, piece = bytes < most ? bytes : most;
     uint64_t *image = malloc(piece + 8);
     if (!image)
         return MZ_K_ENOMEM;
@@ -110,6 +111,72 @@ static mz_kstatus set_quotas(layer *l) {
     return status;
 }
 
+/* Every expert has two hosts of eight, each with half of its pairs: the send buffer of a plan with
+ * replicas, by destination and expert. */
+static void halve(const layer *l, mz_segment *segment) {
+    const int32_t experts = l->shape.experts, hosts = experts < 8 ? experts : 8;
+    int64_t to = 0;
+    int32_t n = 0;
+    for (int32_t host = 0; host < hosts; host++)
+        for (int32_t e = 0; e < experts; e++) {
+            const int64_t first = l->begin_host[e], all = l->begin_host[e + 1] - first;
+            const int32_t home = e % hosts, other = (e / hosts + 1 + e) % hosts;
+            if (home == host)
+                segment[n++] = (mz_segment){first, to, (all + 1) / 2};
+            to += home == host ? (all + 1) / 2 : 0;
+            if (other == host)
+                segment[n++] = (mz_segment){first + (all + 1) / 2, to, all / 2};
+            to += other == host ? all / 2 : 0;
+        }
+}
+
+/* What counts, sums and segments are made from. */
+static mz_kstatus make_lists(layer *l, uint64_t *state) {
+    const size_t experts = (size_t)l->shape.experts, pairs = (size_t)l->pairs;
+    const size_t dense = (size_t)l->shape.tokens * experts;
+    mz_segment *segment = malloc(sizeof *segment * 2 * experts);
+    int64_t *length = malloc(sizeof *length * pairs);
+    float *logit = malloc(sizeof *logit * dense);
+    mz_kstatus status = segment && length && logit ? MZ_K_OK : MZ_K_ENOMEM;
+    if (status == MZ_K_OK) {
+        halve(l, segment);
+        for (size_t i = 0; i < pairs; i++)
+            length[i] = (int64_t)(bits(state) % 1000);
+        for (size_t i = 0; i < dense; i++) { /* about k of a token's are above 0 */
+            const double size = 0.01 + unit(state);
+            logit[i] = (float)(unit(state) * (double)experts < l->shape.k ? size : -size);
+        }
+        status = given(l, segment, sizeof *segment * 2 * experts, &l->segment);
+    }
+    if (status == MZ_K_OK)
+        status = given(l, length, sizeof *length * pairs, &l->length);
+    if (status == MZ_K_OK)
+        status = given(l, logit, sizeof *logit * dense, &l->few_logits);
+    free(segment);
+    free(length);
+    free(logit);
+    return status;
+}
+
+/* Where each pair lies in expert order, as the 32-bit numbers that a gather takes. */
+static mz_kstatus place_rows(layer *l) {
+    const size_t pairs = (size_t)l->pairs;
+    int64_t *position = malloc(sizeof *position * pairs);
+    int32_t *place = malloc(sizeof *place * pairs);
+    mz_kstatus status = position && place ? mz_kernels_copy(l->kernels, 0, MZ_COPY_OUT, position,
+                                                            l->position, sizeof *position * pairs)
+                                          : MZ_K_ENOMEM;
+    if (status == MZ_K_OK)
+        status = mz_kernels_sync(l->kernels, 0);
+    for (size_t i = 0; i < pairs && status == MZ_K_OK; i++)
+        place[i] = (int32_t)position[i];
+    if (status == MZ_K_OK)
+        status = given(l, place, sizeof *place * pairs, &l->place);
+    free(position);
+    free(place);
+    return status;
+}
+
 /* Pairs in expert order, and where each lies there. */
 static mz_kstatus order_pairs(layer *l) {
     const mz_grouping args = {.expert = l->expert,
@@ -143,10 +210,11 @@ static mz_kstatus point(layer *l, void *memory, size_t each, void *at) {
 static mz_kstatus make_weights(layer *l, uint64_t *state) {
     const shape *s = &l->shape;
     const size_t each = (size_t)(2 * s->intermediate * s->hidden), all = each * (size_t)s->experts;
-    void *down;
     mz_kstatus status = random_room(l, state, 2 * all, &l->parameters);
     if (status == MZ_K_OK)
-        status = random_room(l, state, all, &down);
+        status = random_room(l, state, all, &l->down_parameters);
+    if (status == MZ_K_OK)
+        status = random_room(l, state, all, &l->down_gradients);
     if (status == MZ_K_OK)
         status = random_room(l, state, 2 * all, &l->gradients);
     if (status == MZ_K_OK)
@@ -154,7 +222,9 @@ static mz_kstatus make_weights(layer *l, uint64_t *state) {
     if (status == MZ_K_OK)
         status = point(l, l->parameters, 2 * each, &l->up);
     if (status == MZ_K_OK)
-        status = point(l, down, each, &l->down);
+        status = point(l, l->down_parameters, each, &l->down);
+    if (status == MZ_K_OK)
+        status = point(l, l->down_gradients, each, &l->down_gradient);
     if (status == MZ_K_OK)
         status = point(l, l->gradients, 2 * each, &l->gradient);
     if (status == MZ_K_OK)
@@ -194,6 +264,22 @@ static mz_kstatus make_rows(layer *l, uint64_t *state) {
                  {&l->router_weight, 4 * pairs},
                  {&l->chosen, 4 * pairs},
                  {&l->logits, 4 * tokens * experts},
+                 {&l->listed_weight, 4 * tokens * experts},
+                 {&l->listed, 4 * tokens * experts},
+                 {&l->gate_norm, 4 * tokens * experts},
+                 {&l->bias, 4 * experts},
+                 {&l->loss, 16},
+                 {&l->dot, 4 * pairs},
+                 {&l->grad_norm2, 4 * tokens},
+                 {&l->token_begin, 8 * (tokens + 1)},
+                 {&l->count, 8 * experts},
+                 {&l->sums, 8 * (pairs + 1)},
+                 {&l->arranged, 8 * pairs},
+                 {&l->row_position, 8 * pairs},
+                 {&l->dy, tokens * hidden},
+                 {&l->dx, tokens * hidden},
+                 {&l->rows_x, pairs * hidden},
+                 {&l->rows_gate_up, pairs * 2 * width},
                  {&l->begin, 8 * (experts + 1)},
                  {&l->kept_begin, 8 * (experts + 1)},
                  {&l->order, 8 * pairs},
@@ -212,7 +298,7 @@ static mz_kstatus make_rows(layer *l, uint64_t *state) {
 }
 
 mz_kstatus layer_open(mz_kernels *k, const shape *s, uint64_t seed, layer *l) {
-    *l = (layer){.kernels = k, .shape = *s, .pairs = s->tokens * s->k};
+    *l = (layer){.kernels = k, .shape = *s, .pairs = s->tokens * s->k, .rate = 1e-6F};
     l->workspace_bytes = (size_t)1 << (s->tokens < 1024 ? 22 : 28);
     uint64_t state = seed;
     mz_kstatus status = room(l, l->workspace_bytes, &l->workspace);
@@ -225,7 +311,11 @@ mz_kstatus layer_open(mz_kernels *k, const shape *s, uint64_t seed, layer *l) {
     if (status == MZ_K_OK)
         status = make_weights(l, &state);
     if (status == MZ_K_OK)
+        status = make_lists(l, &state);
+    if (status == MZ_K_OK)
         status = order_pairs(l);
+    if (status == MZ_K_OK)
+        status = place_rows(l);
     return status == MZ_K_OK ? mz_kernels_sync(k, 0) : status;
 }
 
