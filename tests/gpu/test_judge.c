@@ -70,8 +70,11 @@ static void times_that_are_none(void **state) {
                           {GOAL_NONE, 0, NULL}};
     const double seconds[] = {NAN, 0, -1};
     for (int i = 0; i < 4; i++)
-        for (int j = 0; j < 3; j++)
+        for (int j = 0; j < 3; j++) {
+            timings t = {.n = 1, .copy_rate = 1, .at[0] = row("it", goals[i], seconds[j], 1, 1)};
+            assert_true(isnan(reached(&t, t.at)));
             assert_string_equal(judged(goals[i], seconds[j], 1e15, 1e15), "not run");
+        }
     assert_string_equal(judged(goals[3], 1e-3, 1, 1), "no goal");
 }
 
