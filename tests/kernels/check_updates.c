@@ -303,6 +303,13 @@ static void check_floors(rig *r) {
             rig_clear(r);
         }
 }
+/* Columns whose sums and factors do not fit the shared memory of a CUDA block. */
+static void check_wide(rig *r) {
+    mz_update a = settings_of(MZ_UPDATE_SKEWADAM);
+    a.factored = true;
+    a.gradient_type = MZ_BF16;
+    steps(r, a, (tensor){1, 3, 14603}, 1, rough);
+}
 static void check_adamw(rig *r) {
     each_tensor(r, settings_of(MZ_UPDATE_ADAMW), 1e-3);
 }
@@ -639,6 +646,7 @@ static void check_no_values(rig *r) {
 
 const check checks_of_updates[] = {{"skewadam", check_skewadam},
                                    {"rows below their floor", check_floors},
+                                   {"wide rows", check_wide},
                                    {"adamw", check_adamw},
                                    {"adafactor", check_adafactor},
                                    {"lion", check_lion},

@@ -3,7 +3,7 @@
 
 usage: reference_update.py LIBRARY [cuda]
 
-With "cuda" the library is one with an emulated device: SkewAdam alone, on small matrices.
+With "cuda" the library is one with an emulated device, which takes fewer steps of all but SkewAdam.
 
 The formulas are those of the SkewAdam study's code (moe-variants-and-optimizers.md 6.3), in double
 precision; state is carried by this script alone. Parameters of fp32 are carried as well. Parameters
@@ -17,6 +17,7 @@ import sys
 import numpy as np
 
 STEPS = 200
+EMULATED_STEPS = 8  # of what writes value by value, on an emulated device
 HIDDEN, VISIBLE = 0.05, 1.0  # decay: times the rate below and above 2^-9, half a last place of bf16
 SKEWADAM, ADAMW, ADAFACTOR, LION, MUON = range(5)
 F32, BF16 = 0, 1
@@ -244,7 +245,19 @@ def check_written(name, t, u, p, before, x, bits):
     return np.mean(p == exact)
 
 
-def compare(library, name, shape, regime, seed, **settings):
+def check_muon(name, t, u, before, p, x):
+    """Sums of another order may end in other bits of X: what was subtracted is x up to 0.05 of the
+    update's scale, on average up to 0.004; of bf16 also up to what their rounding moves."""
+    old, new = (from_bf16(v) if u.type == BF16 else v for v in (before, p))
+    rate, scale = float(u.rate), float(u.update_scale)
+    kept = old.astype(np.float64) * (1 - rate * float(u.decay))
+    ulps = 2.0 ** -7 * np.maximum(np.abs(old), np.abs(new)) if u.type == BF16 else 1e-6 * np.abs(old)
+    off = np.maximum(np.abs(kept - new - rate * x) - ulps, 0) / (rate * scale)
+    if off.max() > 0.05 or off.mean() > 0.004:
+        fail(name, t, "orthogonal update off by %g" % off.max())
+
+
+def compare(library, name, shape, regime, seed, steps=STEPS, **settings):
     rng = np.random.default_rng(seed)
     u = Update(matrices=shape[0], rows=shape[1], cols=shape[2], rate=3e-3, beta1=0.9, beta2=0.999, eps=1e-8,
                decay=VISIBLE if seed % 4 < 2 else HIDDEN, update_scale=1, seed=seed * 977, tensor=seed)
@@ -263,7 +276,7 @@ def compare(library, name, shape, regime, seed, **settings):
         fail(name, 0, "state bytes")
     arrays = {"parameter": p, "grad_scale": np.array([0.25], np.float32), **{s: state[s] for s in kept}}
     exact = []
-    for t in range(1, STEPS + 1):
+    for t in range(1, steps + 1):
         g = gradients(rng, shape, regime).astype(np.float32)
         if u.gradient_type == BF16:
             stored = bf16_bits(g)
@@ -275,9 +288,7 @@ def compare(library, name, shape, regime, seed, **settings):
         library.step(u, {**arrays, "gradient": stored})
         if u.kind == MUON:
             x = reference.muon(0.25 * g.astype(np.float64))
-            change = (before - p) / float(u.rate)
-            if np.abs(change - x).max() > 0.05 or np.abs(change - x).mean() > 0.004:
-                fail(name, t, "orthogonal update off by %g" % np.abs(change - x).max())
+            check_muon(name, t, u, before, p, x)
             continue
         x = reference.update(0.25 * g.astype(np.float64))
         if u.type == BF16:
@@ -288,10 +299,10 @@ def compare(library, name, shape, regime, seed, **settings):
             near(name, t, "p", p.astype(np.float64), model, 1e-5, 2e-6 * float(u.rate) * t)
     for s in kept:
         want = getattr(reference, s)
-        near(name, STEPS, s, state[s].astype(np.float64), want, 2e-5, 1e-6 * np.abs(want).max())
+        near(name, steps, s, state[s].astype(np.float64), want, 2e-5, 1e-6 * np.abs(want).max())
     if exact and np.mean(exact) < 0.999:
-        fail(name, STEPS, "only %.5f of the writes are the formula's bits" % np.mean(exact))
-    print("%-58s %d steps%s" % (name, STEPS, ", %.5f of the bits" % np.mean(exact) if exact else ""))
+        fail(name, steps, "only %.5f of the writes are the formula's bits" % np.mean(exact))
+    print("%-58s %d steps%s" % (name, steps, ", %.5f of the bits" % np.mean(exact) if exact else ""))
 
 
 def published_vectors():
@@ -335,25 +346,40 @@ def main():
     library = Library(sys.argv[1], sys.argv[2:] == ["cuda"])
     published_vectors()
     skewadam(library)
-    if library.cuda:
-        return
-    seed = 37
-    for shape in ((1, 3, 4099), (1, 3, 4098)):  # a substream of random bits ends within a row
+    if not library.cuda:
+        long_rows(library)
+    others(library, EMULATED_STEPS if library.cuda else STEPS)
+    muons(library, 2 if library.cuda else STEPS)
+
+
+def long_rows(library):
+    """A substream of random bits ends within a row."""
+    for shape in ((1, 3, 4099), (1, 3, 4098)):
         for momentum in (False, True):
             compare(library, "skewadam bf16, %s, momentum %d" % (shape, momentum), shape, "large", 88 + momentum,
                     kind=SKEWADAM, momentum=momentum, factored=True, clip_rms=True, type=BF16, gradient_type=BF16,
                     rounding=STOCHASTIC if momentum else DITHER, tensor=977 << 40)
+
+
+def others(library, steps):
+    seed = 37
     for shape in (WIDE, VECTOR):
         for kind, rounding in ((F32, NEAREST), (BF16, DITHER)):
             for name, number, more in (("adamw", ADAMW, {}), ("lion", LION, {"beta2": 0.99}),
                                        ("adafactor", ADAFACTOR, {"eps": 1e-30, "clip_rms": True})):
                 seed += 1
                 rounding = NEAREST if number == ADAFACTOR else rounding
-                compare(library, "%s, %s, type %d" % (name, shape, kind), shape, "rows", seed,
+                compare(library, "%s, %s, type %d" % (name, shape, kind), shape, "rows", seed, steps,
                         kind=number, type=kind, gradient_type=kind, rounding=rounding, **more)
-    for shape, nesterov in ((WIDE, False), (TALL, True)):
-        compare(library, "muon, %s" % (shape,), shape, "large", 90, kind=MUON, beta1=0.95, decay=0,
-                newton_schulz=5 if nesterov else 3, nesterov=nesterov, rate=0.02)
+
+
+def muons(library, steps):
+    """Several matrices with sides that are no multiple of 8, decay, a scale; either type."""
+    for shape, nesterov, kind, scale in ((WIDE, False, F32, 1), (TALL, True, F32, 0.2), (WIDE, True, BF16, 3),
+                                         (TALL, False, BF16, 1)):
+        compare(library, "muon, %s, type %d" % (shape, kind), shape, "large", 90, steps, kind=MUON, beta1=0.95,
+                decay=2, newton_schulz=5 if nesterov else 3, nesterov=nesterov, rate=0.02, update_scale=scale,
+                type=kind, gradient_type=kind, rounding=STOCHASTIC)
 
 
 main()
