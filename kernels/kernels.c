@@ -379,6 +379,7 @@ mz_kstatus mz_select_pairs(mz_kernels *k, mz_kstream stream, const mz_selection 
                 a->begin,
             "select_pairs: NULL");
     REQUIRE(!a->kept == !a->kept_begin, "select_pairs: kept and kept_begin go together");
+    REQUIRE(!a->scaled || a->kept, "select_pairs: scaled needs kept");
     REQUIRE_WORKSPACE("select_pairs", mz_select_workspace(k, a));
     return k->ops->select_pairs(k, stream, a, workspace);
 }

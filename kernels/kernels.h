@@ -146,7 +146,8 @@ typedef enum mz_score {
     MZ_SCORED_RANDOM, /* uniform (0, 1], drawn from (seed, pair) */
     MZ_SCORED_SAMPLE  /* sqrt(down) / u, u from (seed, pair): priority sampling (Duffield, Lund and
                          Thorup, 2007), exactly q pairs; unbiased when a kept pair is scaled by
-                         max(1, threshold / sqrt(down)), threshold the largest score left out */
+                         max(1, threshold / sqrt(down)), threshold the largest score left out:
+                         mz_selection.scaled */
 } mz_score;
 /* score[pair] >= 0 and finite for finite input; products are taken left to right in fp32 and
  * clamped to FLT_MAX, so that host and device agree bit by bit. Unused inputs may be NULL. */
@@ -194,7 +195,12 @@ mz_kstatus mz_prefix_sums(mz_kernels *context, mz_kstream stream, const int64_t 
  * min-sum of the quotas before e. keep[pair] is 1 for chosen pairs and 0 for others listed in
  * order; either output may be NULL. `quota` above the number of pairs keeps all, one below 0 none.
  * A score's sign is not looked at, NaN counts as larger than infinity. With `threshold` not NULL it
- * receives the largest score left out of each expert (0 where none is). */
+ * receives the largest score left out of each expert (0 where none is).
+ * With `scaled` not NULL, of scores that MZ_SCORED_SAMPLE drew: scaled[pair] = weight[pair] *
+ * max(1, t / sqrt(down)) for each kept pair, t the largest score left out of its expert (1 where
+ * none is): sums over kept pairs of what is proportional to `scaled` are unbiased. sqrt(down) is
+ * score[pair] * u, with the u that (seed, first_pair + pair) gave the score; fp32, one rounding a
+ * step, bit by bit the same on both backends. Other pairs' values are left alone. */
 typedef struct mz_selection {
     const float *score;   /* [pairs] by pair number */
     const int64_t *order; /* [pairs] */
@@ -202,10 +208,13 @@ typedef struct mz_selection {
     const int64_t *quota; /* [experts] */
     int64_t pairs;
     int32_t experts;
-    int64_t *kept;       /* [sum of min(quota, n)], caller's bound: pairs */
-    int64_t *kept_begin; /* [experts+1] */
-    uint8_t *keep;       /* [pairs] */
-    float *threshold;    /* [experts] */
+    int64_t *kept;             /* [sum of min(quota, n)], caller's bound: pairs */
+    int64_t *kept_begin;       /* [experts+1] */
+    uint8_t *keep;             /* [pairs] */
+    float *threshold;          /* [experts] */
+    float *scaled;             /* [pairs] or NULL; needs kept; may be weight */
+    const float *weight;       /* [pairs] or NULL: 1 */
+    uint64_t seed, first_pair; /* as in mz_score_args */
 } mz_selection;
 size_t mz_select_workspace(const mz_kernels *context, const mz_selection *args);
 mz_kstatus mz_select_pairs(mz_kernels *context, mz_kstream stream, const mz_selection *args,

@@ -1,5 +1,5 @@
-/* The score of a pair, as the host computes it as well (host/pairs.c), bit by bit. Internal
- * to kernels/. */
+/* The score of a pair, as the host computes it as well (host/pairs.c), bit by bit, and what a drawn
+ * pair counts for. Internal to kernels/. */
 #ifndef MIZAN_KERNELS_SCORES_H
 #define MIZAN_KERNELS_SCORES_H
 
@@ -37,6 +37,15 @@ MZ_HD float mz_raw_score(const mz_score_args *a, int64_t token, int64_t pair) {
 
 MZ_HD float mz_score_of(const mz_score_args *a, int64_t token, int64_t pair) {
     return mz_finite_score(mz_raw_score(a, token, pair));
+}
+
+/* What a kept pair of a sample counts for: 1 over the chance to be drawn, given the threshold. At
+ * most about 1 / u, as the score is not below the threshold; 1 where both are 0. */
+MZ_HD float mz_sample_scale(const mz_selection *a, int64_t pair, float threshold) {
+    const float u = mz_unit_float(mz_pair_bits(a->seed, a->first_pair + (uint64_t)pair));
+    const float root = MZ_MUL(a->score[pair], u);
+    const float scale = root >= threshold ? 1.0f : threshold / root;
+    return a->weight ? MZ_MUL(a->weight[pair], scale) : scale;
 }
 
 #endif

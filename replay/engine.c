@@ -241,6 +241,7 @@ void mz_engine_free(mz_engine **engine) {
     for (int32_t r = 0; e->rank && r < e->local; r++) {
         free(e->rank[r].held);
         free(e->rank[r].list_begin);
+        free(e->rank[r].drawn);
     }
     free_shared(e);
     free(e->rank);

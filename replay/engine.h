@@ -66,6 +66,9 @@ typedef struct mz_engine_seen {
                              (after backward); NULL: all */
     const float *dweight; /* (host) [pairs of the rank] gradient of the gate weight after backward:
                              of kept pairs with a weight above 0, else 0 */
+    const float *drawn;   /* (host) [pairs of the rank] where backward keeps a sample: gate weights
+                             of kept pairs times what a drawn pair counts for, by which gradients
+                             were multiplied in place of the gate weight; else NULL */
 } mz_engine_seen;
 typedef mz_code (*mz_engine_watch)(void *self, const mz_engine_seen *seen, mz_err *err);
 void mz_engine_set_watch(mz_engine *engine, mz_engine_watch watch, void *self);

@@ -101,6 +101,8 @@ struct engine_rank {
     mz_buffer now[LAYER_BUFFERS]; /* from LAYER_HELD on */
     int64_t tokens, pairs;        /* of the call at hand */
     int64_t *list_begin;          /* [E+1] list by expert: pairs not dropped */
+    float *drawn;                 /* [pairs] where somebody watches a sample: mz_engine_seen */
+    size_t drawn_cap;             /* bytes */
 };
 
 /* Host arrays that grow to the largest call, and memory of the replay itself (not of what it

@@ -67,9 +67,23 @@ static float *scores_of(const layer_call *c, int32_t rank) {
     return (float *)((int64_t *)layer_memory(c, rank, CALL_SELECTION) + layer_rank(c, rank)->pairs);
 }
 
+/* The draws of a call, and the number in it of a rank's first pair. */
+static uint64_t draw_seed(const layer_call *c) {
+    return mz_rng_stream(c->e->job.seed, (uint64_t)c->call->step, (uint64_t)c->call->micro_batch,
+                         (uint64_t)c->call->layer);
+}
+
+static uint64_t first_pair(const layer_call *c, int32_t rank) {
+    const int64_t *begin = c->call->pairs.pair_begin;
+    return (uint64_t)(begin[rank] - begin[0]);
+}
+
+static bool is_drawn(const layer_call *c) {
+    return c->lossy && mz_data_score(&c->e->job) == MZ_SCORED_SAMPLE;
+}
+
 static mz_code score_pairs(const layer_call *c, int32_t rank) {
     const struct engine_rank *r = layer_rank(c, rank);
-    const mz_replay_call *call = c->call;
     const mz_score kind = mz_data_score(&c->e->job);
     mz_code code = MZ_OK;
     if (needs_gradient(kind))
@@ -78,7 +92,6 @@ static mz_code score_pairs(const layer_call *c, int32_t rank) {
         code = norms_of(c, rank, layer_memory(c, rank, HELD_INPUT), CALL_INPUT_NORMS);
     if (code != MZ_OK || r->pairs == 0)
         return code;
-    const int64_t *begin = call->pairs.pair_begin;
     const mz_score_args args = {.kind = kind,
                                 .tokens = r->tokens,
                                 .pairs = r->pairs,
@@ -88,15 +101,14 @@ static mz_code score_pairs(const layer_call *c, int32_t rank) {
                                 .grad_norm2 = layer_memory(c, rank, CALL_GRADIENT_NORMS),
                                 .input_norm2 = layer_memory(c, rank, CALL_INPUT_NORMS),
                                 .hidden_norm2 = layer_memory(c, rank, HELD_NORMS),
-                                .seed = mz_rng_stream(c->e->job.seed, (uint64_t)call->step,
-                                                      (uint64_t)call->micro_batch,
-                                                      (uint64_t)call->layer),
-                                .first_pair = (uint64_t)(begin[rank] - begin[0]),
+                                .seed = draw_seed(c),
+                                .first_pair = first_pair(c, rank),
                                 .score = scores_of(c, rank)};
     return layer_kernel(c, rank, "scores", mz_score_pairs(c->e->kernels, 0, &args));
 }
 
-/* Exactly kept[source][expert] pairs stay, those of largest score. */
+/* Exactly kept[source][expert] pairs stay, those of largest score. Of a sample their gate weights
+ * become what they count for: gradients go through the expert scaled so. */
 static mz_code select_pairs(const layer_call *c, int32_t rank) {
     const struct engine_rank *r = layer_rank(c, rank);
     const int32_t E = c->e->job.experts;
@@ -109,6 +121,7 @@ static mz_code select_pairs(const layer_call *c, int32_t rank) {
     if (code != MZ_OK || r->list_begin[E] == 0)
         return code;
     int64_t *quotas = layer_memory(c, rank, CALL_QUOTA);
+    float *weight = is_drawn(c) ? layer_memory(c, rank, CALL_WEIGHTS) : NULL;
     const mz_selection args = {.score = scores_of(c, rank),
                                .order = layer_memory(c, rank, CALL_LIST),
                                .begin = layer_memory(c, rank, CALL_LIST_BEGIN),
@@ -116,7 +129,11 @@ static mz_code select_pairs(const layer_call *c, int32_t rank) {
                                .pairs = r->pairs,
                                .experts = E,
                                .kept = layer_memory(c, rank, CALL_SELECTION),
-                               .kept_begin = quotas + E};
+                               .kept_begin = quotas + E,
+                               .scaled = weight,
+                               .weight = weight,
+                               .seed = draw_seed(c),
+                               .first_pair = first_pair(c, rank)};
     void *work;
     code = layer_workspace(c, rank, mz_select_workspace(c->e->kernels, &args), &work);
     if (code == MZ_OK)
@@ -144,6 +161,15 @@ static mz_code score_part(const layer_call *c, int32_t rank) {
     if (!is_saved(c))
         layer_give(c, rank, CALL_LIST);
     return code;
+}
+
+/* For those who watch: the weights are gone when they do. */
+static mz_code note_weights(const layer_call *c, int32_t rank) {
+    struct engine_rank *r = layer_rank(c, rank);
+    const size_t bytes = sizeof *r->drawn * (size_t)r->pairs;
+    if (!mz_grow((void **)&r->drawn, &r->drawn_cap, bytes, 1))
+        return mz_fail_nomem(c->err, "weights of a sample");
+    return layer_get(c, rank, r->drawn, layer_memory(c, rank, CALL_WEIGHTS), (int64_t)bytes);
 }
 
 /* ---- kept pairs where their activations are
@@ -682,7 +708,8 @@ static mz_code unpack_part(const layer_call *c, int32_t rank) {
     return code;
 }
 
-/* Rows of g travelled multiplied by w, so <dh, h> has come back so. */
+/* Rows of g travelled multiplied by w (of a sample by more, and so is the gradient), so <dh, h> has
+ * come back so. */
 static mz_code gate_gradients(const layer_call *c, int32_t rank, const int64_t *place,
                               const float **out) {
     const int64_t n = layer_rank(c, rank)->pairs, kept = kept_of(c, rank);
@@ -706,7 +733,8 @@ static mz_code watch_part(const layer_call *c, int32_t rank) {
                            .plan = c->plan,
                            .rank = rank,
                            .tokens = r->tokens,
-                           .dx = input_gradient(c, rank)};
+                           .dx = input_gradient(c, rank),
+                           .drawn = is_drawn(c) ? r->drawn : NULL};
     const uint8_t *keep;
     mz_code code = layer_keep_of(c, rank, position_of(c, rank), &keep);
     if (code == MZ_OK)
@@ -731,6 +759,8 @@ static mz_code prepare(layer_call *c) {
         code = layer_data(c, layer_put_experts);
     if (code == MZ_OK && c->lossy)
         code = layer_each(c, MZ_PHASE_SCORE, score_part);
+    if (code == MZ_OK && e->watch && is_drawn(c))
+        code = layer_each_untimed(c, note_weights);
     return code == MZ_OK && is_saved(c) ? place_kept(c) : code;
 }
 

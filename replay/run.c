@@ -6,7 +6,6 @@
 #include "replay/probe.h"
 #include "replay/steps.h"
 #include "common/base/digest.h"
-#include "sim/policy/lrmoe.h"
 
 #include <math.h>
 #include <signal.h>
@@ -608,8 +607,6 @@ static void warn_of_limits(const mz_replay *r, mz_app *app) {
                     "policy %s: scores do not travel to the experts here; sources keep as many "
                     "pairs as the plan says",
                     r->policy[i].text);
-        if (t->lossy && t->score_kind == MZ_SCORE_SAMPLE)
-            mz_warn(&app->log, "policy %s: pairs are selected, not drawn", r->policy[i].text);
     }
 }
 

@@ -20,9 +20,11 @@ enum {
  * that are computed again at most, of the fewer and of the more. */
 enum { FEWER_SCORES = 1024, MORE_SCORES = 96 };
 
-/* Pairs with gradient of one micro-batch, [R][most] with most the pairs of the fullest rank. */
+/* Pairs of one micro-batch, [R][most] with most the pairs of the fullest rank: what multiplied
+ * their gradient, the gate weight or what a drawn pair counts for; LEFT_OUT: they have none. */
+#define LEFT_OUT (-1.0f)
 typedef struct kept_pairs {
-    uint8_t *flag;
+    float *weight;
     int64_t most, room;
     bool seen;
 } kept_pairs;
@@ -106,7 +108,7 @@ void mz_verify_free(mz_verify **verify) {
     if (!v)
         return;
     for (int32_t m = 0; m < v->kept_room; m++)
-        free(v->kept[m].flag);
+        free(v->kept[m].weight);
     free(v->kept);
     mz_arena_free(&v->arena);
     free(v);
@@ -259,6 +261,12 @@ static bool has(const mz_engine_seen *seen, const mz_pairs *p, int64_t pair) {
     return !seen->keep || seen->keep[pair - p->pair_begin[seen->rank]];
 }
 
+/* What multiplies a kept pair's gradient. */
+static float weight_of(const mz_verify *v, const mz_engine_seen *seen, int64_t pair) {
+    return seen->drawn ? seen->drawn[pair - seen->call->pairs.pair_begin[seen->rank]]
+                       : mz_data_weight(&v->job, seen->call, pair);
+}
+
 static mz_code check_forward(mz_verify *v, const mz_engine_seen *seen, int64_t token, mz_err *err) {
     const mz_pairs *p = &seen->call->pairs;
     const token_pairs own = pairs_of(p, seen->rank, token);
@@ -322,8 +330,9 @@ static mz_code check_backward(mz_verify *v, const mz_engine_seen *seen, int64_t 
         if (!has(seen, p, i))
             continue;
         make_row(v, seen->call, MZ_DATA_GRADIENT, seen->rank, token, v->g);
+        const float by = weight_of(v, seen, i);
         for (int64_t j = 0; j < H; j++)
-            v->g[j] = mz_data_round(v->job.type, w * (float)v->g[j]);
+            v->g[j] = mz_data_round(v->job.type, by * (float)v->g[j]);
         add_pair_backward(v, p->expert[i], w, &gate, &scale);
         if (!seen->dweight)
             continue;
@@ -339,6 +348,21 @@ static mz_code check_backward(mz_verify *v, const mz_engine_seen *seen, int64_t 
 /* ---- kept pairs ---------------------------------------------------------------------------------
  */
 
+/* What a pair draws, uniform in (0, 1]: the first word of Philox under the call's seed at the
+ * pair's number in the call and the letters "pair" (kernels.h promises no more than that it is
+ * one). */
+static double draw_of(const mz_verify *v, const mz_engine_seen *seen, int64_t pair) {
+    const mz_replay_call *call = seen->call;
+    const uint64_t seed = mz_rng_stream(v->job.seed, (uint64_t)call->step,
+                                        (uint64_t)call->micro_batch, (uint64_t)call->layer);
+    const uint64_t number = (uint64_t)(pair - call->pairs.pair_begin[0]);
+    const uint32_t key[2] = {(uint32_t)seed, (uint32_t)(seed >> 32)};
+    const uint32_t at[4] = {(uint32_t)number, (uint32_t)(number >> 32), 0x70616972u, 0};
+    uint32_t word[4];
+    mz_philox(at, key, word);
+    return ((double)(word[0] >> 8) + 1) * 0x1p-24;
+}
+
 static double score_of(mz_verify *v, const mz_engine_seen *seen, int64_t token, int64_t pair) {
     const mz_score kind = mz_data_score(&v->job);
     const mz_pairs *p = &seen->call->pairs;
@@ -350,7 +374,8 @@ static double score_of(mz_verify *v, const mz_engine_seen *seen, int64_t token, 
         x2 += v->x[j] * v->x[j];
         g2 += v->g[j] * v->g[j];
     }
-    const bool hidden = kind == MZ_SCORED_DOWN || kind == MZ_SCORED_WH || kind == MZ_SCORED_H;
+    const bool hidden = kind == MZ_SCORED_DOWN || kind == MZ_SCORED_WH || kind == MZ_SCORED_H ||
+                        kind == MZ_SCORED_SAMPLE;
     if (hidden)
         all_units_forward(v, p->expert[pair], v->x);
     for (int64_t i = 0; hidden && i < v->job.intermediate; i++)
@@ -360,7 +385,8 @@ static double score_of(mz_verify *v, const mz_engine_seen *seen, int64_t token, 
                           [MZ_SCORED_W] = w * w,
                           [MZ_SCORED_WH] = w * w * h2,
                           [MZ_SCORED_G] = g2,
-                          [MZ_SCORED_H] = h2};
+                          [MZ_SCORED_H] = h2,
+                          [MZ_SCORED_SAMPLE] = sqrt(w * w * g2 * h2) / draw_of(v, seen, pair)};
     return all[kind];
 }
 
@@ -404,6 +430,7 @@ typedef struct score_side {
     int64_t pairs, wanted; /* not walked over yet; how many of them are scored */
     double score;          /* the lowest kept, the highest left out */
     int64_t token;         /* of equal ones the last kept, the first left out */
+    int64_t pair;          /* its */
 } score_side;
 
 static void score_pair(mz_verify *v, const mz_engine_seen *seen, int64_t token, int64_t pair,
@@ -418,6 +445,7 @@ static void score_pair(mz_verify *v, const mz_engine_seen *seen, int64_t token, 
         return;
     side->score = score;
     side->token = token;
+    side->pair = pair;
 }
 
 /* A pair that was left out has no higher score than one that was kept; of equal ones the first
@@ -441,6 +469,23 @@ static mz_code compare_sides(mz_verify *v, const mz_engine_seen *seen, int32_t e
                    error, swapped ? "; of equal scores the first stays" : "");
 }
 
+/* The lowest kept pair of a sample counts for max(1, t / sqrt(s)), t the largest score left out;
+ * where not all of those were looked at (`all`: they were), for no less than the largest seen says.
+ */
+static mz_code compare_drawn(mz_verify *v, const mz_engine_seen *seen, const score_side *kept,
+                             const score_side *left, bool all, mz_err *err) {
+    const double w = mz_data_weight(&v->job, seen->call, kept->pair);
+    const double root = kept->score * draw_of(v, seen, kept->pair);
+    const double wanted = w * (root >= left->score ? 1 : left->score / root);
+    const double value = weight_of(v, seen, kept->pair);
+    if (!all && value >= wanted)
+        return MZ_OK;
+    const double error = excess(v, value, wanted, 0);
+    return error <= 1 ? MZ_OK
+                      : wrong(v, seen->call, seen->rank, "weight of a drawn pair", kept->token,
+                              kept->pair, value, wanted, error, err);
+}
+
 static int64_t least(int64_t a, int64_t b) {
     return a < b ? a : b;
 }
@@ -451,8 +496,8 @@ static mz_code check_scores(mz_verify *v, const mz_engine_seen *seen, int32_t ex
     const int64_t all = seen->call->load.count[(int64_t)seen->rank * v->job.experts + expert];
     const int64_t kept = v->count[expert], left = all - kept;
     score_side sides[] = {
-        {left, least(left, left < kept ? FEWER_SCORES : MORE_SCORES), 0, -1},
-        {kept, least(kept, left < kept ? MORE_SCORES : FEWER_SCORES), 0, -1},
+        {left, least(left, left < kept ? FEWER_SCORES : MORE_SCORES), 0, -1, 0},
+        {kept, least(kept, left < kept ? MORE_SCORES : FEWER_SCORES), 0, -1, 0},
     };
     int64_t pair = p->pair_begin[seen->rank];
     for (int64_t t = 0; t < seen->tokens; t++)
@@ -461,7 +506,10 @@ static mz_code check_scores(mz_verify *v, const mz_engine_seen *seen, int32_t ex
                 const bool stays = has(seen, p, pair);
                 score_pair(v, seen, t, pair, rng, &sides[stays], stays);
             }
-    return compare_sides(v, seen, expert, &sides[1], &sides[0], err);
+    const bool whole = left <= (left < kept ? FEWER_SCORES : MORE_SCORES);
+    const mz_code code = compare_sides(v, seen, expert, &sides[1], &sides[0], err);
+    return code == MZ_OK && seen->drawn ? compare_drawn(v, seen, &sides[1], &sides[0], whole, err)
+                                        : code;
 }
 
 static mz_code check_selection(mz_verify *v, const mz_engine_seen *seen, mz_err *err) {
@@ -470,23 +518,24 @@ static mz_code check_selection(mz_verify *v, const mz_engine_seen *seen, mz_err 
                                                         (uint64_t)seen->call->micro_batch,
                                                         (uint64_t)seen->rank));
     const mz_code code = check_counts(v, seen, err);
-    if (code != MZ_OK || kind == MZ_SCORED_RANDOM || kind == MZ_SCORED_SAMPLE)
+    if (code != MZ_OK || kind == MZ_SCORED_RANDOM)
         return code;
     const int32_t expert = draw_expert(v, seen, &rng);
     return expert < 0 ? MZ_OK : check_scores(v, seen, expert, &rng, err);
 }
 
-static mz_code keep_flags(mz_verify *v, const mz_engine_seen *seen) {
+static mz_code keep_weights(mz_verify *v, const mz_engine_seen *seen) {
     const mz_pairs *p = &seen->call->pairs;
     kept_pairs *kept = &v->kept[seen->call->micro_batch];
     const int64_t n = p->pair_begin[seen->rank + 1] - p->pair_begin[seen->rank];
-    uint8_t *flag = kept->flag + (int64_t)seen->rank * kept->most;
+    const int64_t first = p->pair_begin[seen->rank];
+    float *weight = kept->weight + (int64_t)seen->rank * kept->most;
     for (int64_t i = 0; i < n; i++)
-        flag[i] = !seen->keep || seen->keep[i];
+        weight[i] = has(seen, p, first + i) ? weight_of(v, seen, first + i) : LEFT_OUT;
     return MZ_OK;
 }
 
-static mz_code make_flags(mz_verify *v, const mz_replay_call *call, mz_err *err) {
+static mz_code make_weights(mz_verify *v, const mz_replay_call *call, mz_err *err) {
     kept_pairs *kept = &v->kept[call->micro_batch];
     if (kept->seen)
         return MZ_OK;
@@ -497,11 +546,11 @@ static mz_code make_flags(mz_verify *v, const mz_replay_call *call, mz_err *err)
     }
     const int64_t room = kept->most * v->job.ranks;
     if (room > kept->room) {
-        free(kept->flag);
-        kept->flag = mz_calloc((size_t)room, 1);
-        kept->room = kept->flag ? room : 0;
+        free(kept->weight);
+        kept->weight = mz_calloc((size_t)room, sizeof *kept->weight);
+        kept->room = kept->weight ? room : 0;
     }
-    kept->seen = kept->flag != NULL;
+    kept->seen = kept->weight != NULL;
     return kept->seen ? MZ_OK : mz_fail_nomem(err, "kept pairs");
 }
 
@@ -511,9 +560,9 @@ static mz_code watch(void *self, const mz_engine_seen *seen, mz_err *err) {
         return MZ_OK;
     mz_code code = MZ_OK;
     if (seen->dx) {
-        code = make_flags(v, seen->call, err);
+        code = make_weights(v, seen->call, err);
         if (code == MZ_OK)
-            code = keep_flags(v, seen);
+            code = keep_weights(v, seen);
         if (code == MZ_OK && seen->plan->has_backward)
             code = check_selection(v, seen, err);
     }
@@ -562,10 +611,10 @@ static void add_rank(mz_verify *v, const mz_replay_call *call, int32_t rank, int
     const int64_t tokens = p->token_begin[rank + 1] - p->token_begin[rank];
     for (int64_t t = 0; t < tokens; t++) {
         for (int64_t i = pairs_of_token(p, rank, t); i > 0; i--, pair++) {
-            const int64_t flag = (int64_t)rank * kept->most + pair - p->pair_begin[rank];
-            if (p->expert[pair] != expert || !kept->flag[flag])
+            const int64_t own = (int64_t)rank * kept->most + pair - p->pair_begin[rank];
+            const float w = kept->weight[own];
+            if (p->expert[pair] != expert || w == LEFT_OUT)
                 continue;
-            const float w = mz_data_weight(&v->job, call, pair);
             make_row(v, call, MZ_DATA_INPUT, rank, t, v->x);
             make_row(v, call, MZ_DATA_GRADIENT, rank, t, v->g);
             for (int64_t j = 0; j < v->job.hidden; j++)
@@ -653,26 +702,27 @@ mz_code mz_verify_begin_step(mz_verify *v, int64_t ordinal, int32_t micro_batche
     return code;
 }
 
-/* Every process gets the flags of all ranks. */
-static mz_code gather_flags(mz_verify *v, const mz_replay_call *call, mz_err *err) {
+/* Every process gets the weights of all ranks. */
+static mz_code gather_weights(mz_verify *v, const mz_replay_call *call, mz_err *err) {
     mz_code code = MZ_OK;
     for (int32_t m = 0; code == MZ_OK && m < v->micro_batches; m++) {
-        code = make_flags(v, call + (int64_t)m * v->job.layers + v->layer, err);
+        code = make_weights(v, call + (int64_t)m * v->job.layers + v->layer, err);
         kept_pairs *kept = &v->kept[m];
         const size_t local = (size_t)(v->transport->end - v->transport->first);
-        uint8_t *mine = code == MZ_OK ? malloc(local * (size_t)kept->most) : NULL;
+        const size_t bytes = sizeof(float) * (size_t)kept->most;
+        float *mine = code == MZ_OK ? malloc(local * bytes) : NULL;
         if (code == MZ_OK && !mine)
             code = mz_fail_nomem(err, "kept pairs");
         if (code != MZ_OK)
             break;
-        memcpy(mine, kept->flag + v->transport->first * kept->most, local * (size_t)kept->most);
-        code = mz_transport_gather(v->transport, mine, (size_t)kept->most, kept->flag, err);
+        memcpy(mine, kept->weight + v->transport->first * kept->most, local * bytes);
+        code = mz_transport_gather(v->transport, mine, bytes, kept->weight, err);
         free(mine);
     }
     return code;
 }
 
 mz_code mz_verify_end_step(mz_verify *v, const mz_replay_call *call, mz_err *err) {
-    mz_code code = v->transport->processes > 1 ? gather_flags(v, call, err) : MZ_OK;
+    mz_code code = v->transport->processes > 1 ? gather_weights(v, call, err) : MZ_OK;
     return code == MZ_OK ? check_gradients(v, call, err) : code;
 }

@@ -10,7 +10,8 @@
  * was dropped in forward), and scores are computed again: up to 1,024 of the kept pairs or of those
  * left out, whichever are fewer, and 96 of the others. None left out may have a higher score than
  * one that is kept; of equal gate weights, where they are the score, the first stays. Random scores
- * are not compared.
+ * are not compared. Of a sample the weight by which the lowest kept one's gradient was multiplied
+ * is computed again, too.
  *
  * A value may differ from the reference by `tolerance` times (its size + the root mean square of
  * what was summed): 2^-5 for bf16, 2^-14 for fp32; the score of a pair left out may be higher by

@@ -315,7 +315,7 @@ __device__ static uint32_t write_kept(const mz_selection &s, int64_t begin, int6
 }
 
 /* Bytes: 12 a pair (its number, its score) and 9 of what is written, 8 of them where it stays; five
- * passes read them, four from L2. */
+ * passes read them, four from L2. A scaled sample: 20 more where it stays, and a draw. */
 template <int THREADS>
 __global__ static void __launch_bounds__(THREADS, LONG_THREADS / THREADS)
     select_kernel(mz_selection s) {
@@ -327,7 +327,7 @@ __global__ static void __launch_bounds__(THREADS, LONG_THREADS / THREADS)
             last = last_key<THREADS>(s, begin, end, (unsigned)quota, &equal);
         uint32_t out = write_kept<THREADS>(s, begin, end, last, equal,
                                            s.kept ? s.kept + s.kept_begin[e] : NULL);
-        if (!s.threshold)
+        if (!s.threshold && !s.scaled)
             continue;
         CU_SHARED(uint32_t, most, [THREADS / 32]);
         out = __reduce_max_sync(CU_FULL, out);
@@ -337,8 +337,13 @@ __global__ static void __launch_bounds__(THREADS, LONG_THREADS / THREADS)
 #pragma unroll 4
         for (int w = 0; w < THREADS / 32; w++)
             out = most[w] > out ? most[w] : out;
-        if (threadIdx.x == 0)
-            s.threshold[e] = mz_bits_float(out);
+        const float threshold = mz_bits_float(out);
+        if (threadIdx.x == 0 && s.threshold)
+            s.threshold[e] = threshold;
+        for (int64_t i = threadIdx.x; s.scaled && i < quota; i += THREADS) {
+            const int64_t pair = s.kept[s.kept_begin[e] + i];
+            s.scaled[pair] = mz_sample_scale(&s, pair, threshold);
+        }
         __syncthreads();
     }
 }

@@ -35,7 +35,8 @@ class Grouping(ctypes.Structure):  # mz_grouping
 class Selection(ctypes.Structure):  # mz_selection
     _fields_ = [("score", pointer), ("order", pointer), ("begin", pointer), ("quota", pointer),
                 ("pairs", i64), ("experts", i32), ("kept", pointer), ("kept_begin", pointer),
-                ("keep", pointer), ("threshold", pointer)]
+                ("keep", pointer), ("threshold", pointer), ("scaled", pointer), ("weight", pointer),
+                ("seed", u64), ("first_pair", u64)]
 
 
 class Context:

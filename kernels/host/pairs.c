@@ -1,6 +1,7 @@
 /* Operations on pairs: scores, grouping by expert, prefix sums, selection, arrangement. */
 #include "kernels/host/host.h"
 #include "kernels/arithmetic.h"
+#include "kernels/scores.h"
 
 #include <stdlib.h>
 
@@ -278,10 +279,12 @@ static void select_expert(void *argument, int64_t e, int32_t thread) {
         last = UINT32_MAX;
     else if (quota < n)
         last = last_key(a, begin, end, quota, &equal);
-    const uint32_t out =
-        write_kept(a, begin, end, last, equal, a->kept ? a->kept + a->kept_begin[e] : NULL);
+    int64_t *kept = a->kept ? a->kept + a->kept_begin[e] : NULL;
+    const float threshold = mz_bits_float(write_kept(a, begin, end, last, equal, kept));
     if (a->threshold)
-        a->threshold[e] = mz_bits_float(out);
+        a->threshold[e] = threshold;
+    for (int64_t i = 0; a->scaled && i < quota; i++)
+        a->scaled[kept[i]] = mz_sample_scale(a, kept[i], threshold);
 }
 
 size_t mz_host_select_workspace(const mz_kernels *k, const mz_selection *a) {

@@ -141,6 +141,7 @@ static void check_pairs(rig *r) {
     SELECT(a.quota = NULL);
     SELECT(a.begin = NULL);
     SELECT(a.pairs = -3);
+    SELECT((a.scaled = s.f, a.kept = a.kept_begin = NULL));
     const mz_segment segment = {0, 0, 1};
     const mz_segment *in = rig_in(r, &segment, sizeof segment);
     refused(r, &s, "arrange", "segments", mz_arrange(k, 0, in, -1, s.list, out64));

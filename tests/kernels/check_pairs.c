@@ -166,55 +166,162 @@ static void check_random_scores(rig *r) {
     RIG_TRUE(r, fabs(square - 1.0 / 3) < 5 * sqrt(4.0 / 45 / (double)n));
 }
 
-/* Priority sampling is unbiased: kept values, each max(value, threshold), sum to the whole on
- * average. Also says that thresholds are the largest score left out. */
+/* ---- drawn samples ------------------------------------------------------------------------------
+ */
+
+enum { SAMPLE_PARTS = 3 }; /* values of what a pair contributes */
+
+/* Pairs of several experts, each with a contribution per unit of weight. */
+typedef struct population {
+    factors f;
+    int32_t experts;
+    int64_t *begin, *order, *quota;
+    double *root; /* [pairs] sqrt(w^2 |g|^2 |h|^2) */
+    double *part; /* [pairs][SAMPLE_PARTS] */
+    mz_score_args score;
+    mz_selection select;
+} population;
+
+static population make_population(rig *r, int64_t tokens, int32_t experts, bool zeros) {
+    population x = {.f = make_factors(r, tokens, false), .experts = experts};
+    const int64_t n = x.f.pairs;
+    x.begin = rig_host(r, 8 * (size_t)(experts + 1));
+    x.order = rig_host(r, 8 * (size_t)n);
+    x.quota = rig_host(r, 8 * (size_t)experts);
+    x.root = rig_host(r, 8 * (size_t)n);
+    x.part = rig_normals(r, MZ_F32, n * SAMPLE_PARTS, 1);
+    int32_t *of = rig_host(r, 4 * (size_t)n);
+    int64_t at = 0;
+    for (int64_t i = 0; i < n; i++) {
+        of[i] = (int32_t)rig_below(r, experts);
+        x.f.weight[i] = zeros && rig_below(r, 2) ? 0 : (float)exp(0.7 * rig_normal(r));
+        x.f.hidden[i] = (float)exp(0.7 * rig_normal(r));
+        x.f.grad[i / x.f.k] = (float)exp(0.7 * rig_normal(r));
+    }
+    for (int64_t i = 0; i < n; i++)
+        x.root[i] =
+            sqrt((double)x.f.weight[i] * x.f.weight[i] * x.f.grad[i / x.f.k] * x.f.hidden[i]);
+    for (int32_t e = 0; e < experts; e++) {
+        x.begin[e] = at;
+        for (int64_t i = 0; i < n; i++)
+            if (of[i] == e)
+                x.order[at++] = i;
+        x.begin[e + 1] = at;
+        /* none, some, all and more than there are */
+        x.quota[e] = e == 1 ? 0 : e == 2 ? at : (at - x.begin[e]) / 2;
+    }
+    x.score = (mz_score_args){.kind = MZ_SCORED_SAMPLE,
+                              .tokens = tokens,
+                              .pairs = n,
+                              .k = x.f.k,
+                              .weight = rig_in(r, x.f.weight, 4 * (size_t)n),
+                              .grad_norm2 = rig_in(r, x.f.grad, 4 * (size_t)tokens),
+                              .hidden_norm2 = rig_in(r, x.f.hidden, 4 * (size_t)n),
+                              .seed = rig_bits(r),
+                              .score = rig_room(r, MZ_F32, n)};
+    x.select = (mz_selection){.score = x.score.score,
+                              .order = put64(r, x.order, n),
+                              .begin = put64(r, x.begin, experts + 1),
+                              .quota = put64(r, x.quota, experts),
+                              .pairs = n,
+                              .experts = experts,
+                              .kept = rig_out(r, 8 * (size_t)n),
+                              .kept_begin = rig_out(r, 8 * (size_t)(experts + 1)),
+                              .scaled = rig_room(r, MZ_F32, n),
+                              .weight = x.score.weight,
+                              .seed = x.score.seed};
+    return x;
+}
+
+/* Draws with numbers from `first` on; scaled weights of kept pairs, 0 of others. */
+static float *draw_sample(rig *r, population *x, uint64_t first) {
+    const int64_t n = x->f.pairs;
+    x->score.first_pair = x->select.first_pair = first;
+    void *workspace = rig_workspace(r, mz_select_workspace(r->kernels, &x->select));
+    RIG_OK(r, mz_score_pairs(r->kernels, 0, &x->score));
+    RIG_OK(r, mz_select_pairs(r->kernels, 0, &x->select, workspace));
+    const int64_t *kept = rig_get(r, x->select.kept), *end = rig_get(r, x->select.kept_begin);
+    const float *scaled = rig_floats(r, x->select.scaled);
+    float *all = rig_host(r, 4 * (size_t)n);
+    for (int64_t i = 0; i < end[x->experts]; i++)
+        all[kept[i]] = scaled[kept[i]];
+    return all;
+}
+
+/* Of one draw every number, from the formula in double precision. Factors of pairs that the
+ * threshold nearly met have a relative error of a few roundings. */
+static void compare_sample(rig *r, population *x) {
+    const uint64_t first = rig_bits(r) >> 1;
+    const float *got = draw_sample(r, x, first);
+    const int64_t n = x->f.pairs;
+    double *priority = rig_host(r, 8 * (size_t)n), *want = rig_host(r, 8 * (size_t)n);
+    int64_t *rank = rig_host(r, 8 * (size_t)n);
+    for (int32_t e = 0; e < x->experts; e++) {
+        const int64_t *own = x->order + x->begin[e], count = x->begin[e + 1] - x->begin[e];
+        const int64_t quota = x->quota[e] < count ? x->quota[e] : count;
+        for (int64_t i = 0; i < count; i++)
+            priority[i] = x->root[own[i]] / draw(x->score.seed, first + (uint64_t)own[i]);
+        ref_order(priority, count, rank);
+        const double left = quota < count ? priority[rank[quota]] : 0;
+        for (int64_t i = 0; i < quota; i++) {
+            const double root = x->root[own[rank[i]]];
+            const double w = x->select.weight ? x->f.weight[own[rank[i]]] : 1;
+            want[own[rank[i]]] = root >= left ? w : w * left / root;
+        }
+    }
+    for (int64_t i = 0; i < n; i++)
+        if (!rig_same(got[i], want[i], 1e-6 * want[i]))
+            rig_fail(r, "pair %lld counts for %.9g, not %.9g", (long long)i, got[i], want[i]);
+}
+
+/* A sample's sums are those of all pairs on average, in every part; each within five standard
+ * deviations of the mean of many draws. Without the scale they are short of it by far more. */
 static void check_sampling(rig *r) {
-    enum { N = 12, Q = 5 };
-    const int runs = r->small ? 150 : 4000;
-    float value[N]; /* sqrt(down) */
-    double all = 0, mean = 0, square = 0;
-    int64_t order[N], begin[2] = {0, N}, quota = Q;
-    float weight[N], one[N];
-    for (int i = 0; i < N; i++) {
-        weight[i] = value[i] = (float)exp(rig_normal(r));
-        one[i] = 1;
-        order[i] = i;
-        all += value[i];
-    }
-    mz_score_args score = {.kind = MZ_SCORED_SAMPLE,
-                           .tokens = N,
-                           .pairs = N,
-                           .k = 1,
-                           .weight = rig_in(r, weight, sizeof weight),
-                           .grad_norm2 = rig_in(r, one, sizeof one),
-                           .hidden_norm2 = rig_in(r, one, sizeof one),
-                           .seed = rig_bits(r),
-                           .score = rig_room(r, MZ_F32, N)};
-    mz_selection select = {.score = score.score,
-                           .order = put64(r, order, N),
-                           .begin = put64(r, begin, 2),
-                           .quota = put64(r, &quota, 1),
-                           .pairs = N,
-                           .experts = 1,
-                           .keep = rig_out(r, N),
-                           .threshold = rig_room(r, MZ_F32, 1)};
-    void *workspace = rig_workspace(r, mz_select_workspace(r->kernels, &select));
+    const int runs = r->small ? 200 : 4000;
+    population x = make_population(r, 24, 3, false);
+    double all[SAMPLE_PARTS] = {0}, mean[SAMPLE_PARTS] = {0}, square[SAMPLE_PARTS] = {0};
+    double short_of = 0;
+    for (int64_t i = 0; i < x.f.pairs; i++)
+        x.part[i * SAMPLE_PARTS] = fabs(x.part[i * SAMPLE_PARTS]); /* a sum that has no zero */
+    x.quota[1] = 3;
+    x.select.quota = put64(r, x.quota, 3);
+    for (int64_t i = 0; i < x.f.pairs; i++)
+        for (int j = 0; j < SAMPLE_PARTS; j++)
+            all[j] += x.f.weight[i] * x.part[i * SAMPLE_PARTS + j];
     for (int run = 0; run < runs; run++) {
-        uint8_t keep[N];
-        float threshold;
-        score.first_pair = (uint64_t)run * N;
-        RIG_OK(r, mz_score_pairs(r->kernels, 0, &score));
-        RIG_OK(r, mz_select_pairs(r->kernels, 0, &select, workspace));
-        RIG_OK(r, mz_kernels_copy(r->kernels, 0, MZ_COPY_OUT, keep, select.keep, N));
-        RIG_OK(r, mz_kernels_copy(r->kernels, 0, MZ_COPY_OUT, &threshold, select.threshold, 4));
-        RIG_OK(r, mz_kernels_sync(r->kernels, 0));
-        double estimate = 0;
-        for (int i = 0; i < N; i++)
-            estimate += keep[i] ? fmax(value[i], threshold) : 0;
-        mean += estimate / runs;
-        square += estimate * estimate / runs;
+        const float *scaled = draw_sample(r, &x, (uint64_t)run * (uint64_t)x.f.pairs);
+        for (int j = 0; j < SAMPLE_PARTS; j++) {
+            double sum = 0;
+            for (int64_t i = 0; i < x.f.pairs; i++)
+                sum += scaled[i] * x.part[i * SAMPLE_PARTS + j];
+            mean[j] += sum / runs;
+            square[j] += sum * sum / runs;
+        }
+        for (int64_t i = 0; i < x.f.pairs; i++)
+            short_of += scaled[i] > 0 ? 0 : x.f.weight[i] * x.part[i * SAMPLE_PARTS] / runs;
     }
-    RIG_TRUE(r, fabs(mean - all) < 5 * sqrt((square - mean * mean) / runs));
+    for (int j = 0; j < SAMPLE_PARTS; j++) {
+        const double deviation = sqrt((square[j] - mean[j] * mean[j]) / runs);
+        if (fabs(mean[j] - all[j]) > 5 * deviation)
+            rig_fail(r, "part %d is %g on average, not %g (deviation %g)", j, mean[j], all[j],
+                     deviation);
+        if (j == 0)
+            RIG_TRUE(r, short_of > 10 * deviation); /* the test can tell */
+    }
+}
+
+static void check_scaled_samples(rig *r) {
+    const int64_t tokens[] = {0, 1, 40, 700};
+    for (int i = 0; i < (r->small ? 3 : 4); i++)
+        for (int zeros = 0; zeros < 2; zeros++) {
+            population x = make_population(r, tokens[i], 4, zeros);
+            compare_sample(r, &x);
+            x.select.weight = NULL;
+            compare_sample(r, &x);
+            x.select.weight = x.select.scaled = rig_in(r, x.f.weight, 4 * (size_t)x.f.pairs);
+            compare_sample(r, &x);
+            rig_clear(r);
+        }
 }
 
 /* ---- grouping -----------------------------------------------------------------------------------
@@ -521,6 +628,7 @@ const check checks_of_pairs[] = {{"random bits", check_random_bits},
                                  {"scores' factors", check_score_factors},
                                  {"random scores", check_random_scores},
                                  {"sampling", check_sampling},
+                                 {"scaled samples", check_scaled_samples},
                                  {"grouping", check_grouping},
                                  {"prefix sums", check_prefix_sums},
                                  {"selection", check_selection},

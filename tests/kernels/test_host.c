@@ -90,6 +90,9 @@ static kept_rows choose_half(rig *r, record *all, mz_dtype type, const int32_t *
                              rig_workspace(r, mz_group_pairs_workspace(k, &grouping))));
     void *x = values(r, type, (int64_t)T * H);
     float *norm = rig_room(r, MZ_F32, T), *score = rig_room(r, MZ_F32, PAIRS);
+    double *hidden = rig_host(r, 8 * PAIRS);
+    for (int i = 0; i < PAIRS; i++)
+        hidden[i] = rig_uniform(r);
     const mz_norms norms = {type, x, T, H, H, norm};
     RIG_OK(r, mz_row_norms(k, 0, &norms));
     const mz_score_args scoring = {.kind = MZ_SCORED_SAMPLE,
@@ -98,7 +101,7 @@ static kept_rows choose_half(rig *r, record *all, mz_dtype type, const int32_t *
                                    .k = K,
                                    .weight = values(r, MZ_F32, PAIRS),
                                    .grad_norm2 = norm,
-                                   .hidden_norm2 = rig_put_floats(r, rig_host(r, 8 * PAIRS), PAIRS),
+                                   .hidden_norm2 = rig_put_floats(r, hidden, PAIRS),
                                    .score = score};
     RIG_OK(r, mz_score_pairs(k, 0, &scoring));
     const mz_selection selection = {.score = score,
@@ -108,10 +111,12 @@ static kept_rows choose_half(rig *r, record *all, mz_dtype type, const int32_t *
                                     .pairs = PAIRS,
                                     .experts = E,
                                     .kept = rig_in(r, rig_host(r, 8 * PAIRS), 8 * PAIRS),
-                                    .kept_begin = rig_out(r, 8 * (E + 1))};
+                                    .kept_begin = rig_out(r, 8 * (E + 1)),
+                                    .scaled = rig_put_floats(r, rig_host(r, 8 * PAIRS), PAIRS),
+                                    .weight = scoring.weight};
     RIG_OK(r, mz_select_pairs(k, 0, &selection, NULL));
     const int64_t *ends = rig_get(r, selection.kept_begin);
-    keep_each(r, all, (const void *[]){order, score, selection.kept}, 3);
+    keep_each(r, all, (const void *[]){order, score, selection.kept, selection.scaled}, 4);
     return (kept_rows){.type = type,
                        .x = x,
                        .scale = scoring.weight,

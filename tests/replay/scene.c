@@ -341,9 +341,54 @@ static double score_of(int kind, double w, double g2, double x2, double h2) {
         return w * w * h2;
     case MZ_SCORE_G:
         return g2;
+    case MZ_SCORE_SAMPLE:
+        return sqrt(w * w * g2 * h2);
     default:
         return h2;
     }
+}
+
+/* What a pair of a sample draws, uniform in (0, 1]. */
+static double draw_of(const scene *s, int32_t l, int64_t p) {
+    const mz_replay_call *call = &s->at[l].call;
+    const uint64_t seed = mz_rng_stream(s->job.seed, (uint64_t)call->step,
+                                        (uint64_t)call->micro_batch, (uint64_t)call->layer);
+    const uint32_t key[2] = {(uint32_t)seed, (uint32_t)(seed >> 32)};
+    const uint32_t at[4] = {(uint32_t)p, 0, 0x70616972u, 0};
+    uint32_t word[4];
+    mz_philox(at, key, word);
+    return ((word[0] >> 8) + 1.0) / 16777216;
+}
+
+/* One over the chance that a kept pair of a sample had, given the best pair that was left out. */
+static double sample_scale(const scene *s, int32_t l, int32_t rank, int64_t p) {
+    const scene_call *at = &s->at[l];
+    double left = 0;
+    if (s->job.traits->score_kind != MZ_SCORE_SAMPLE || !at->plan->has_backward)
+        return 1;
+    for (int64_t q = s->pair_begin[rank]; q < s->pair_begin[rank + 1]; q++)
+        if (s->expert[l][q] == s->expert[l][p] && at->computed[q] && !at->kept[q])
+            left = fmax(left, at->score[q]);
+    return fmax(1, left / (at->score[p] * draw_of(s, l, p)));
+}
+
+static void token_scores(scene *s, int32_t l, int32_t rank, int64_t t, int64_t pair, pair_work *k) {
+    const int64_t H = s->o.hidden, I = s->o.intermediate;
+    const int kind = s->job.traits->score_kind;
+    scene_call *at = &s->at[l];
+    double *x = calloc((size_t)(3 * H), sizeof *x), *g = x + H, *out = g + H;
+    row_of(s, l, MZ_DATA_INPUT, rank, t, x);
+    row_of(s, l, MZ_DATA_GRADIENT, rank, t, g);
+    for (int64_t p = pair; p < pair + s->token_pairs[s->token_begin[rank] + t]; p++) {
+        const double gate = mz_data_weight(&s->job, &at->call, p);
+        if (!at->computed[p])
+            continue;
+        expert_forward(s, s->weight[l * s->o.experts + s->expert[l][p]], x, k, out);
+        at->score[p] = score_of(kind, gate, norm2(g, H), norm2(x, H), norm2(k->h, I));
+        if (kind == MZ_SCORE_SAMPLE)
+            at->score[p] /= draw_of(s, l, p);
+    }
+    free(x);
 }
 
 static void token_reference(scene *s, int32_t l, int32_t rank, int64_t t, int64_t pair,
@@ -361,15 +406,14 @@ static void token_reference(scene *s, int32_t l, int32_t rank, int64_t t, int64_
             continue;
         double *out = at->out + p * H;
         expert_forward(s, w, x, k, out);
-        at->score[p] =
-            score_of(s->job.traits->score_kind, gate, norm2(g, H), norm2(x, H), norm2(k->h, I));
         for (int64_t j = 0; j < H; j++)
             at->y[row * H + j] += gate * out[j];
         if (!at->kept[p])
             continue;
+        const double scale = sample_scale(s, l, rank, p);
         for (int64_t j = 0; j < H; j++) {
-            dy[j] = gate * g[j];
-            at->dweight[p] += g[j] * out[j];
+            dy[j] = scale * gate * g[j];
+            at->dweight[p] += scale * g[j] * out[j];
         }
         expert_backward(s, w, x, dy, k, at->gradient + 3 * H * I * e, at->dx + row * H);
     }
@@ -389,11 +433,16 @@ void scene_reference_of(scene *s, int32_t l, int32_t instance) {
     memset(at->dweight, 0, sizeof(double) * (size_t)at->call.pairs.pairs);
     double *room = calloc((size_t)(6 * I), sizeof *room);
     pair_work k = {room, room + I, room + 2 * I, room + 3 * I, room + 4 * I, room + 5 * I};
-    int64_t pair = 0;
-    for (int32_t r = 0; r < s->o.ranks; r++)
-        for (int64_t t = 0; t < s->token_begin[r + 1] - s->token_begin[r]; t++) {
-            token_reference(s, l, r, t, pair, instance, &k);
-            pair += s->token_pairs[s->token_begin[r] + t];
+    for (int pass = 0; pass < 2; pass++) /* scores first: a sample's scales look at all of them */
+        for (int32_t r = 0; r < s->o.ranks; r++) {
+            int64_t pair = s->pair_begin[r];
+            for (int64_t t = 0; t < s->token_begin[r + 1] - s->token_begin[r]; t++) {
+                if (pass == 0)
+                    token_scores(s, l, r, t, pair, &k);
+                else
+                    token_reference(s, l, r, t, pair, instance, &k);
+                pair += s->token_pairs[s->token_begin[r] + t];
+            }
         }
     free(room);
 }

@@ -61,8 +61,7 @@ static void largest_stay(const scene *s, int32_t l, const uint8_t *all, const ui
 static void check_choices(const scene *s, int32_t l) {
     const scene_call *at = &s->at[l];
     const mz_plan *plan = at->plan;
-    const int kind = s->job.traits->score_kind;
-    const bool ordered = kind != MZ_SCORE_RANDOM && kind != MZ_SCORE_SAMPLE;
+    const bool ordered = s->job.traits->score_kind != MZ_SCORE_RANDOM;
     double *gate = calloc((size_t)at->call.pairs.pairs + 1, sizeof *gate);
     for (int64_t p = 0; p < at->call.pairs.pairs; p++)
         gate[p] = s->gate[l][p];
