@@ -148,12 +148,40 @@ static void gate_norms(rig *r, mz_dtype type, int64_t tokens, int64_t width) {
     rig_near(r, "gate norms' gradient", rig_values(r, type, dz), want_dz, n * width,
              sum_error(width) + store_error(type), 1e-30);
 }
+/* The backward is the slope of the norms: central differences of sum dnorm |z| in double, of what a
+ * device computed for z that it stores. */
+static void gate_slopes(rig *r, mz_dtype type) {
+    const int64_t tokens = rig_below(r, 9), width = 8 * (1 + rig_below(r, 9)), n = 2 * tokens;
+    double *z = rig_normals(r, type, n * width, 1), *dnorm = rig_normals(r, MZ_F32, n, 1);
+    void *in = rig_put(r, type, z, n * width), *dz = rig_room(r, type, n * width);
+    float *norm = rig_room(r, MZ_F32, n);
+    RIG_OK(r, mz_gate_norms(r->kernels, 0, type, in, tokens, 2, width, norm));
+    RIG_OK(r, mz_gate_norms_backward(r->kernels, 0, type, in, norm, rig_put_floats(r, dnorm, n),
+                                     tokens, 2, width, dz));
+    const double *got = rig_values(r, type, dz);
+    for (int i = 0; i < 20 && n > 0; i++) {
+        const int64_t at = rig_below(r, n * width), row = at / width;
+        const double was = z[at], step = 1e-5;
+        double side[2];
+        for (int k = 0; k < 2; k++) {
+            z[at] = k ? was - step : was + step;
+            side[k] = dnorm[row] * sqrt(ref_dot(z + row * width, z + row * width, width));
+        }
+        z[at] = was;
+        const double want = (side[0] - side[1]) / (2 * step);
+        rig_near(r, "slope of a gate norm", got + at, &want, 1, type == MZ_BF16 ? 5e-3 : 1e-5,
+                 1e-6);
+    }
+}
+
 static void check_gate_norms(rig *r) {
     for (int t = 0; t < 2; t++) {
         gate_norms(r, types[t], 0, 8);
         gate_norms(r, types[t], 1, 8);
         gate_norms(r, types[t], 37, 32);
         gate_norms(r, types[t], 21, 72);
+        for (int i = 0; i < 6; i++)
+            gate_slopes(r, types[t]);
     }
 }
 
@@ -476,7 +504,9 @@ static void check_memory(rig *r) {
     RIG_TRUE(r, strlen(mz_kernels_describe(k)) > 0);
 }
 
-/* What a stream has copied another one copies on, once it has waited. */
+/* What a stream has copied another one copies on, once it has waited. That it must wait shows on a
+ * GPU alone: the host and an emulated device have done what they were asked when the call returns,
+ * and there only copies and refusals are checked. */
 static void check_streams(rig *r) {
     const int64_t n = r->small ? 1000 : 4 << 20;
     mz_kernels *k = r->kernels;
@@ -517,7 +547,7 @@ static void check_room(rig *r) {
 }
 
 const check checks_of_rows[] = {{"memory", check_memory},
-                                {"streams", check_streams},
+                                {"streams (their order on a GPU alone)", check_streams},
                                 {"room", check_room},
                                 {"narrow", check_narrow},
                                 {"not a number", check_not_a_number},
