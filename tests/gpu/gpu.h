@@ -162,6 +162,8 @@ mz_router router_of(const layer *l, mz_router_kind kind); /* on the layer's buff
 mz_kstatus time_all(mz_kernels *k, bool small, uint64_t seed, double deadline, const char *failed,
                     timings *t);
 double now_seconds(void);
+/* Seconds that time_all is to take on a device like an H200, by the bytes and FLOPs of its rows. */
+double time_planned(bool small, uint64_t seed, int *rows);
 /* The shapes timed, and their counts for peers: one line each, name, sizes, then pairs of every
  * expert, tab-separated. */
 bool write_counts(bool small, uint64_t seed, FILE *file);

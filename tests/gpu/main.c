@@ -1,4 +1,4 @@
-/* gpu check|time|counts OPTION...: see usage. The checks are those of tests/kernels. */
+/* gpu check|time|counts|plan OPTION...: see usage. The checks are those of tests/kernels. */
 #include "tests/gpu/gpu.h"
 #include "tests/kernels/rig.h"
 
@@ -14,7 +14,8 @@ typedef struct settings {
 } settings;
 
 static const char usage[] =
-    "usage: gpu check|time|counts [--seed N] [--seconds N] [--only LIST] [--small] [--json FILE]\n"
+    "usage: gpu check|time|counts|plan [--seed N] [--seconds N] [--only LIST] [--small] [--json "
+    "FILE]\n"
     "                             [--peers FILE] [--library-dir DIR] [--failed \" LIST LIST \"]\n";
 
 static bool read_settings(int argc, char **argv, settings *s) {
@@ -159,6 +160,12 @@ int main(int argc, char **argv) {
     }
     if (strcmp(s.mode, "counts") == 0)
         return write_counts(s.small, s.seed, stdout) ? 0 : 4;
+    if (strcmp(s.mode, "plan") == 0) {
+        int rows;
+        const double seconds = time_planned(s.small, s.seed, &rows);
+        printf("%.0f %d\n", ceil(seconds), rows);
+        return 0;
+    }
     const mz_kernels_options options = {
         .backend = MZ_BACKEND_CUDA, .streams = 2, .library_dir = s.library_dir};
     rig r = {.small = s.small};

@@ -300,6 +300,8 @@ static void advance_adaptive(matrix *x) {
     const int64_t n = x->rows * x->cols;
     const bool skew = a->kind == MZ_UPDATE_SKEWADAM;
     const double beta2 = skew ? a->beta2 : 1 - pow(STEP, -0.8), least = skew ? a->eps : 0;
+    const double first = a->momentum ? 1 - pow(a->beta1, STEP) : 1;
+    const double second = skew ? sqrt(1 - pow(beta2, STEP)) : 1;
     double mean = 0, squares = 0;
     if (a->factored)
         advance_factors(x, beta2, skew ? 0 : a->eps);
@@ -309,12 +311,12 @@ static void advance_adaptive(matrix *x) {
         x->m[i] = a->momentum ? a->beta1 * x->m[i] + (1 - a->beta1) * x->g[i] : x->m[i];
         if (!a->factored)
             x->v[i] = beta2 * x->v[i] + (1 - beta2) * x->g[i] * x->g[i];
-        const double base = a->momentum ? x->m[i] / (1 - pow(a->beta1, STEP)) : x->g[i];
+        const double base = a->momentum ? x->m[i] / first : x->g[i];
         const double row = x->row[i / x->cols] / fmax(mean, skew ? 1e-15 : 0);
         const double root = a->factored
                                 ? sqrt(fmax(row, least)) * sqrt(fmax(x->col[i % x->cols], least))
                                 : sqrt(fmax(x->v[i], least));
-        x->u[i] = base * (skew ? sqrt(1 - pow(beta2, STEP)) : 1) / root;
+        x->u[i] = base * second / root;
         squares += x->u[i] * x->u[i];
     }
     const double divisor = fmax(sqrt(squares / (double)n), 1);
@@ -416,8 +418,13 @@ void check_lion(probe *p) {
 static void times(const matrix *x, const double *from, double *to, bool transposed) {
     const int64_t R = x->rows, C = x->cols;
     memset(to, 0, sizeof *to * (size_t)(transposed ? C : R));
-    for (int64_t i = 0; i < R * C; i++)
-        to[transposed ? i % C : i / C] += x->m[i] * from[transposed ? i / C : i % C];
+    for (int64_t i = 0; i < R; i++) {
+        const double *m = x->m + i * C;
+        if (!transposed)
+            to[i] = ref_dot(m, from, C);
+        for (int64_t j = 0; j < C && transposed; j++)
+            to[j] += m[j] * from[i];
+    }
 }
 
 /* X of a level times a vector, or its transpose: aX + bAX + cAAX with A = XX^T of the level below.

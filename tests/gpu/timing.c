@@ -147,6 +147,39 @@ mz_kstatus time_all(mz_kernels *k, bool small, uint64_t seed, double deadline, c
     return status == MZ_K_ENOMEM ? MZ_K_OK : status;
 }
 
+/* ---- the plan -----------------------------------------------------------------------------------
+ */
+
+/* Seconds of one row on a device like an H200 at a third of its copy rate and of the products'
+ * goals: two calls, three stretches, one more call that is checked on the host. */
+static double planned_row(layer *l, const operation *o) {
+    cost c = {0, 0};
+    o->run(l, &c); /* without a context it is refused, once it has said what it costs */
+    const double once = fmax(c.bytes / 1.4e12, c.flops / 1e14);
+    const double holding = 0.1 + 2e-9 * (double)(l->shape.hidden * l->shape.intermediate) * 20;
+    return 3 * once + 3 * fmax(0.05, once) + holding;
+}
+
+double time_planned(bool small, uint64_t seed, int *rows) {
+    const shape *s;
+    const int n = shapes_of(small, &s);
+    double seconds = 0;
+    *rows = 0;
+    for (int i = 0; i < n; i++) {
+        layer l = {.shape = s[i], .pairs = s[i].tokens * s[i].k};
+        int32_t *expert = malloc(sizeof *expert * (size_t)l.pairs);
+        l.begin_host = malloc(sizeof *l.begin_host * ((size_t)s[i].experts + 1));
+        const bool drawn = expert && l.begin_host && draw_pairs(&s[i], &seed, expert, l.begin_host);
+        for (int j = 0; j < operations_count && drawn; j++)
+            seconds += planned_row(&l, &operations[j]);
+        seconds += 3; /* random inputs */
+        *rows += operations_count;
+        free(expert);
+        free(l.begin_host);
+    }
+    return seconds;
+}
+
 static bool write_shape(const shape *s, uint64_t seed, FILE *file) {
     int32_t *expert = malloc(sizeof *expert * (size_t)(s->tokens * s->k));
     int64_t *begin = malloc(sizeof *begin * ((size_t)s->experts + 1));
