@@ -41,9 +41,10 @@
 #define CHECK_APART 0.03  /* policies whose times differ by more have an order */
 #define CHECK_NOISE 0.015 /* of the same policy repeated */
 #define CHECK_SPEED 0.015 /* of either of the machine's speeds since its calibration */
-#define CHECK_BYTES 0.01  /* of each kind of traffic */
+#define CHECK_BYTES 0.01  /* of each kind of traffic; within and between processes none */
 #define CHECK_TIE 1e-9    /* what a rule says of two policies is the same within this */
-enum { CHECK_RECORDS = 15, CHECK_TRAFFIC = 5 };
+/* Bytes by what they are for, then all of them by who they went to. */
+enum { CHECK_RECORDS = 15, CHECK_KINDS = 5, CHECK_TRAFFIC = CHECK_KINDS + 2 };
 extern const char *const check_traffic[CHECK_TRAFFIC]; /* their keys in a result */
 
 typedef struct check_value {
@@ -79,6 +80,8 @@ typedef struct check_policy {
     check_value peak;
     check_value memory[MZ_MEM_CATEGORIES];
     check_value traffic[CHECK_TRAFFIC]; /* bytes a step: equal where the plans are */
+    bool exact; /* nothing but its plans decides who sends to whom: a lossless policy, every step
+                   of the window measured as often */
 } check_policy;
 
 /* Two policies, a before b. */

@@ -280,17 +280,34 @@ static mz_code note_intervals(check_result *r, check_policy *p, double *value, m
     return MZ_OK;
 }
 
-const char *const check_traffic[CHECK_TRAFFIC] = {"dispatch_bytes", "combine_bytes",
-                                                  "backward_dispatch_bytes",
-                                                  "backward_combine_bytes", "transfer_bytes"};
+const char *const check_traffic[CHECK_TRAFFIC] = {
+    "dispatch_bytes", "combine_bytes",        "backward_dispatch_bytes", "backward_combine_bytes",
+    "transfer_bytes", "within_process_bytes", "between_process_bytes"};
 
-/* Of the first run: all runs of a policy move the same. */
+/* Whether every step of the window has as many records as the others. */
+static bool even_records(const check_policy *p, const mz_run_file *run) {
+    int64_t most = 0, least = run->steps;
+    for (int64_t o = 0; o < p->predicted->steps; o++) {
+        int64_t n = 0;
+        for (int64_t i = 0; i < run->steps; i++)
+            n += run->ordinal[i] == o;
+        most = n > most ? n : most;
+        least = n < least ? n : least;
+    }
+    return most == least;
+}
+
+/* Of the first run: all runs of a policy move the same. A key that one file lacks is not compared.
+ */
 static void note_traffic(const check_result *r, check_policy *p) {
     const mz_run_file *run = next_run(r->measured, p->name, NULL);
-    for (int t = 0; t < CHECK_TRAFFIC; t++)
-        p->traffic[t] =
-            value_of(json_number_value(json_object_get(p->predicted->json, check_traffic[t])),
-                     json_number_value(json_object_get(run->json, check_traffic[t])));
+    for (int t = 0; t < CHECK_TRAFFIC; t++) {
+        const json_t *predicted = json_object_get(p->predicted->json, check_traffic[t]),
+                     *measured = json_object_get(run->json, check_traffic[t]);
+        if (t < CHECK_KINDS || (predicted && measured))
+            p->traffic[t] = value_of(json_number_value(predicted), json_number_value(measured));
+    }
+    p->exact = !p->lossy && even_records(p, run);
 }
 
 static double most_of(const mz_run_file *run, int category) {

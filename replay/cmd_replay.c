@@ -579,6 +579,18 @@ static void print_setting(const replay_job *job, FILE *out) {
         fputs("the trace holds counts: pairs were dealt to tokens\n", out);
 }
 
+/* What the transport moved. */
+static void print_bytes(const replay_job *job, FILE *out) {
+    for (int k = 0; k < job->result.runs; k++) {
+        const mz_run *run = &job->result.run[k];
+        fprintf(out,
+                "moved a step between ranks: %.3f MiB within %s, %.3f MiB between processes (%s)\n",
+                (double)run->within_process_bytes / 1048576.0,
+                job->transport->processes == 1 ? "the process" : "processes",
+                (double)run->between_process_bytes / 1048576.0, run->policy);
+    }
+}
+
 static void print_end(const replay_job *job, const process_end *end, FILE *out) {
     fprintf(out, "measured; the process held %.3f GiB at most, buffers of all policies %.3f GiB\n",
             (double)end->peak_bytes / 1073741824.0, (double)end->reserved_bytes / 1073741824.0);
@@ -610,6 +622,7 @@ static mz_code write_result(replay_job *job, mz_app *app, mz_err *err) {
         return mz_result_print_json(&job->result, app->out, err);
     print_setting(job, app->out);
     mz_result_print_table(&job->result, app->out);
+    print_bytes(job, app->out);
     print_end(job, &end, app->out);
     return MZ_OK;
 }

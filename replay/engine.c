@@ -81,6 +81,7 @@ mz_code engine_add_lane(mz_engine *e, int32_t from, int32_t to, const void *send
 }
 
 mz_code engine_exchange(mz_engine *e, mz_phase phase, int32_t layer, mz_err *err) {
+    const mz_transport_bytes before = e->transport->moved;
     memset(e->exchange_s, 0, sizeof *e->exchange_s * (size_t)e->local);
     e->transport->doing = mz_phase_name(phase);
     e->transport->layer = layer;
@@ -89,6 +90,8 @@ mz_code engine_exchange(mz_engine *e, mz_phase phase, int32_t layer, mz_err *err
         code =
             mz_transport_exchange(e->transport, e->lanes.lane, e->lanes.count, e->exchange_s, err);
     e->lanes.count = 0;
+    e->figures.moved.within += e->transport->moved.within - before.within;
+    e->figures.moved.between += e->transport->moved.between - before.between;
     for (int32_t i = 0; i < e->local; i++)
         *detail_at(e, e->first + i, phase, layer) += e->exchange_s[i];
     return code;

@@ -45,6 +45,7 @@ typedef struct mz_engine_figures {
     /* off-rank bytes sent by this process's ranks */
     int64_t dispatch_bytes, combine_bytes, backward_dispatch_bytes, backward_combine_bytes,
         transfer_bytes;
+    mz_transport_bytes moved;                 /* the same, as the transport counted them */
     int64_t pairs, kept_pairs, dropped_pairs; /* of this process's ranks as sources */
 } mz_engine_figures;
 mz_engine_figures mz_engine_figures_of(const mz_engine *engine);

@@ -16,6 +16,7 @@ struct mz_measure {
     double time_s, moe_s, planner_s, phase_s[MZ_PHASES];
     double kept_score, total_score;
     int64_t tokens, dispatch, combine, backward_dispatch, backward_combine, transfer;
+    int64_t within, between; /* processes */
     int64_t pairs, kept, dropped;
     int64_t peak, at_peak[MZ_MEM_CATEGORIES];
     char peak_at[128];
@@ -140,6 +141,8 @@ static void add_counts(mz_measure *m, const mz_measure_step *step, const void *r
         m->backward_dispatch += k->backward_dispatch_bytes;
         m->backward_combine += k->backward_combine_bytes;
         m->transfer += k->transfer_bytes;
+        m->within += k->within_process_bytes;
+        m->between += k->between_process_bytes;
         m->pairs += k->pairs;
         m->kept += k->kept_pairs;
         m->dropped += k->dropped_pairs;
@@ -209,6 +212,9 @@ static void put_traffic(const mz_measure *m, mz_run *run) {
     run->backward_dispatch_bytes = mean_of(m->backward_dispatch, m->steps);
     run->backward_combine_bytes = mean_of(m->backward_combine, m->steps);
     run->transfer_bytes = mean_of(m->transfer, m->steps);
+    run->split = true;
+    run->within_process_bytes = mean_of(m->within, m->steps);
+    run->between_process_bytes = mean_of(m->between, m->steps);
 }
 
 static void put_policy(const mz_measure *m, const mz_planner *planner, mz_run *run) {

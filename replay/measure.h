@@ -13,6 +13,7 @@ typedef struct mz_measure_rank {
     double step_s, moe_s; /* of its process: without what is nobody's; moe_s: before the update */
     int64_t dispatch_bytes, combine_bytes, backward_dispatch_bytes, backward_combine_bytes,
         transfer_bytes;
+    int64_t within_process_bytes, between_process_bytes; /* the same bytes, by the transport */
     int64_t pairs, kept_pairs, dropped_pairs;
     int64_t peak, at_peak[MZ_MEM_CATEGORIES], most[MZ_MEM_CATEGORIES];
     int32_t peak_layer;

@@ -322,6 +322,8 @@ static void fill_record(const mz_replay *r, const replay_policy *p, int32_t rank
         k->backward_dispatch_bytes = f.backward_dispatch_bytes;
         k->backward_combine_bytes = f.backward_combine_bytes;
         k->transfer_bytes = f.transfer_bytes;
+        k->within_process_bytes = f.moved.within;
+        k->between_process_bytes = f.moved.between;
         k->pairs = f.pairs;
         k->kept_pairs = f.kept_pairs;
         k->dropped_pairs = f.dropped_pairs;

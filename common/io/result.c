@@ -174,6 +174,10 @@ static json_t *run_json(const mz_run *run, const mz_result *result, int *failed)
     put(o, "backward_dispatch_bytes", json_integer(run->backward_dispatch_bytes), failed);
     put(o, "backward_combine_bytes", json_integer(run->backward_combine_bytes), failed);
     put(o, "transfer_bytes", json_integer(run->transfer_bytes), failed);
+    if (run->split) {
+        put(o, "within_process_bytes", json_integer(run->within_process_bytes), failed);
+        put(o, "between_process_bytes", json_integer(run->between_process_bytes), failed);
+    }
     put(o, "kept_pairs_fraction", mz_json_number(run->kept_pairs_fraction), failed);
     put(o, "kept_score_mass", mz_json_number(run->kept_score_mass), failed);
     put(o, "score_source", text_or_null(run->score_source), failed);

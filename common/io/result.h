@@ -45,6 +45,9 @@ typedef struct mz_run {
     /* off-rank bytes summed over ranks, layers and micro-batches, mean per step */
     int64_t dispatch_bytes, combine_bytes, backward_dispatch_bytes, backward_combine_bytes;
     int64_t transfer_bytes; /* weights, gradients, optimizer state moved by the policy */
+    bool split;             /* the next two are there: all of these bytes by who they went to */
+    int64_t within_process_bytes;  /* another rank of the sender's process */
+    int64_t between_process_bytes; /* a rank of another process */
     double kept_pairs_fraction;
     double kept_score_mass; /* NaN: null */
     char score_source[64];  /* "trace", "gate weights", "" (none) */

@@ -294,6 +294,7 @@ struct mz_step {
     size_t spans, span_cap;
     double planner_s, hidden_s, sent, received;
     int64_t transfer_bytes, traffic_bytes[5]; /* by step_traffic */
+    int64_t between_bytes;                    /* of these between devices, in scope layers */
 
     /* scope layers */
     layers_work *alone; /* [micro_batches][moe][ranks] */

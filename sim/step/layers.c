@@ -250,6 +250,7 @@ static void exchange_rows(mz_step *s, const step_at *at, step_traffic traffic, m
             s->far_lanes[r] += w->again_in.far;
         }
         step_fill_lanes(s, at, traffic, WHOLE_CALL, r);
+        s->between_bytes += (int64_t)(s->lane_out[0][r] + s->lane_out[2][r]);
     }
     step_count_traffic(s, at->call, traffic);
     layers_exchange(s, phase, at->layer);

@@ -53,9 +53,16 @@ static int64_t pieces(const mz_step *s, int64_t low, int64_t high) {
     return (low < high) + (low < up && up < high);
 }
 
+/* What a policy moves: not a rank's own copies. */
+static void transfer(mz_step *s, int32_t src, int32_t dst, int64_t messages, int64_t bytes) {
+    const int32_t *device = s->cluster->topology.device;
+    layers_message(s, src, dst, messages, (double)bytes);
+    s->transfer_bytes += src != dst ? bytes : 0;
+    s->between_bytes += device[src] != device[dst] ? bytes : 0;
+}
+
 static void message(mz_step *s, int32_t src, int32_t dst, int64_t low, int64_t high) {
-    layers_message(s, src, dst, pieces(s, low, high), (double)(VALUE_BYTES * (high - low)));
-    s->transfer_bytes += src != dst ? VALUE_BYTES * (high - low) : 0;
+    transfer(s, src, dst, pieces(s, low, high), VALUE_BYTES * (high - low));
 }
 
 /* ---- moves of one phase ------------------------------------------------------------------------
@@ -134,8 +141,7 @@ static int32_t order_waves(const move_set *x) {
 
 /* Both matrices of an expert go apart. */
 static void whole(mz_step *s, const mz_move *m) {
-    layers_message(s, m->src, m->dst, MATRICES, (double)m->bytes);
-    s->transfer_bytes += m->bytes;
+    transfer(s, m->src, m->dst, MATRICES, m->bytes);
 }
 
 /* ---- weights -----------------------------------------------------------------------------------

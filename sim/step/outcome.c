@@ -144,6 +144,7 @@ void step_fill_traffic(const mz_step *s, mz_step_outcome *o) {
     o->backward_dispatch_bytes = s->traffic_bytes[TRAFFIC_BACK_DISPATCH];
     o->backward_combine_bytes = s->traffic_bytes[TRAFFIC_BACK_COMBINE];
     o->transfer_bytes = s->transfer_bytes;
+    o->between_bytes = s->between_bytes;
     o->sent_bytes = (int64_t)(s->sent + 0.5);
     o->received_bytes = (int64_t)(s->received + 0.5);
 }

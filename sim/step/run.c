@@ -21,7 +21,7 @@ typedef struct sim_policy {
     mz_balance *balance;
     int64_t calls;
     double moe_s, planner_s, planner_hidden_s, phase_s[MZ_PHASES], time_s;
-    int64_t tokens, dispatch, combine, backward_dispatch, backward_combine, transfer;
+    int64_t tokens, dispatch, combine, backward_dispatch, backward_combine, transfer, between;
     int64_t pairs, kept, dropped;
     double kept_score, total_score;
     int64_t peak, at_peak[MZ_MEM_CATEGORIES];
@@ -397,6 +397,7 @@ static mz_code finish_step(mz_sim *sim, sim_policy *p, mz_err *err) {
     p->backward_dispatch += o.backward_dispatch_bytes;
     p->backward_combine += o.backward_combine_bytes;
     p->transfer += o.transfer_bytes;
+    p->between += o.between_bytes;
     for (int32_t r = 0; o.rank_busy_s && r < sim->ranks; r++)
         p->rank_busy[r] += o.rank_busy_s[r];
     note_memory(sim, p, &o);
@@ -510,6 +511,21 @@ static int64_t per_step(int64_t total, int64_t steps) {
     return (total + steps / 2) / steps;
 }
 
+/* Which ranks share a process is known of routed experts alone: a replay's processes are devices.
+ */
+static void put_traffic(const mz_sim *sim, const sim_policy *p, mz_run *run) {
+    const int64_t all =
+        p->dispatch + p->combine + p->backward_dispatch + p->backward_combine + p->transfer;
+    run->dispatch_bytes = per_step(p->dispatch, sim->steps);
+    run->combine_bytes = per_step(p->combine, sim->steps);
+    run->backward_dispatch_bytes = per_step(p->backward_dispatch, sim->steps);
+    run->backward_combine_bytes = per_step(p->backward_combine, sim->steps);
+    run->transfer_bytes = per_step(p->transfer, sim->steps);
+    run->split = sim->options.scope == MZ_SCOPE_LAYERS;
+    run->within_process_bytes = per_step(all - p->between, sim->steps);
+    run->between_process_bytes = per_step(p->between, sim->steps);
+}
+
 static mz_code put_run(mz_sim *sim, sim_policy *p, mz_run *run, mz_err *err) {
     const double steps = (double)sim->steps;
     *run = (mz_run){.moe_time_s = p->moe_s / steps,
@@ -518,11 +534,6 @@ static mz_code put_run(mz_sim *sim, sim_policy *p, mz_run *run, mz_err *err) {
                     .capacity_bytes = (int64_t)(sim->cluster->device.memory_bytes /
                                                 sim->cluster->ranks_per_device),
                     .fits = !p->overflowed,
-                    .dispatch_bytes = per_step(p->dispatch, sim->steps),
-                    .combine_bytes = per_step(p->combine, sim->steps),
-                    .backward_dispatch_bytes = per_step(p->backward_dispatch, sim->steps),
-                    .backward_combine_bytes = per_step(p->backward_combine, sim->steps),
-                    .transfer_bytes = per_step(p->transfer, sim->steps),
                     .planner_s = p->planner_s / steps,
                     .planner_hidden_s = p->planner_hidden_s / steps,
                     .bounds = sim->bounds,
@@ -542,6 +553,7 @@ static mz_code put_run(mz_sim *sim, sim_policy *p, mz_run *run, mz_err *err) {
     memcpy(run->over_budget, p->over_budget, sizeof run->over_budget);
     snprintf(run->peak_at, sizeof run->peak_at, "%s", p->peak_label);
     memcpy(run->memory_bytes, p->at_peak, sizeof run->memory_bytes);
+    put_traffic(sim, p, run);
     put_phases(p, steps, run);
     put_quality(p, run);
     mz_code code = sorted_stat(p->step_s, sim->steps, &run->step_time_s, err);

@@ -429,7 +429,7 @@ static void clear_builder(mz_step *s, mz_err *err) {
     s->err = err;
     s->marks = s->spans = 0;
     s->sent = s->received = 0;
-    s->transfer_bytes = 0;
+    s->transfer_bytes = s->between_bytes = 0;
     memset(s->traffic_bytes, 0, sizeof s->traffic_bytes);
     for (int32_t r = 0; r < s->ranks; r++) {
         s->device_last[r] = -1;

@@ -111,7 +111,9 @@ typedef struct mz_step_outcome {
     double planner_hidden_s;   /* the same beside the step */
     int64_t tokens;            /* of the whole job */
     int64_t dispatch_bytes, combine_bytes, backward_dispatch_bytes, backward_combine_bytes;
-    int64_t transfer_bytes;             /* off-rank, all ranks and layers */
+    int64_t transfer_bytes; /* off-rank, all ranks and layers */
+    int64_t between_bytes;  /* of these five, between devices; scope layers, where a device is a
+                               process of a replay */
     int64_t sent_bytes, received_bytes; /* all exchanges; equal (conservation tests) */
     const double *rank_busy_s;          /* [ranks] compute stream */
     const double *detail_s; /* with options.detail: [layers + 1][ranks][MZ_PHASES] busy time; row

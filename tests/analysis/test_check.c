@@ -443,6 +443,48 @@ static void traffic_off(void **state) {
     done(&c);
 }
 
+static void set_bytes(mz_run_file *run, int64_t within, int64_t between) {
+    json_object_set_new(run->json, "within_process_bytes", json_integer(within));
+    json_object_set_new(run->json, "between_process_bytes", json_integer(between));
+}
+
+/* Who sends to whom follows from a lossless policy's plans, to the byte; a lossy one's kept pairs
+ * go by values, too, and where a file does not say, or has one step more often, nothing is exact.
+ */
+static void traffic_by_process(void **state) {
+    static const char *const missed[] = {"bytes of every kind"};
+    const made m = measurement_of(&plain);
+    const struct {
+        int64_t within, between;
+        bool lossy, uneven, silent, good;
+    } cases[] = {
+        {1000000, 500, .good = true},           {1000001, 500, .good = false},
+        {1000000, 501, .good = false},          {1000001, 500, .lossy = true, .good = true},
+        {1020000, 500, .lossy = true},          {1000001, 500, .uneven = true, .good = true},
+        {3, 500, .silent = true, .good = true},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        mz_err err;
+        mz_result_file p = make(&plain), q = make(&m);
+        check_result r;
+        set_bytes(&q.run[1], cases[i].within, cases[i].between);
+        if (!cases[i].silent)
+            set_bytes(&p.run[1], 1000000, 500);
+        json_object_set_new(p.run[1].json, "lossy", json_boolean(cases[i].lossy));
+        q.run[1].steps -= cases[i].uneven; /* 15 */
+        assert_ok(mz_result_digest(&p, p.digest, &err), &err);
+        name(&q, p.digest);
+        assert_ok(check_files(&p, &q, &r, &err), &err);
+        assert_missed(&r, missed, !cases[i].good);
+        if (i == 1)
+            assert_string_equal(r.target[4].found, "1000000 predicted, 1000001 measured "
+                                                   "(within_process_bytes of b)");
+        check_free(&r);
+        mz_result_file_free(&p);
+        mz_result_file_free(&q);
+    }
+}
+
 /* A machine at 0.9 of its speed: every record and probe takes 1 / 0.9. Errors are as they are, and
  * nothing at the calibrated speed. */
 static void slow_machine(void **state) {
@@ -1124,6 +1166,7 @@ int main(void) {
         cmocka_unit_test(runs_are_sides),
         cmocka_unit_test(which_noise),
         cmocka_unit_test(traffic_off),
+        cmocka_unit_test(traffic_by_process),
         cmocka_unit_test(slow_machine),
         cmocka_unit_test(records_without_probe),
         cmocka_unit_test(speeds_apart),

@@ -36,8 +36,13 @@ for a, b in zip(r["runs"], s["runs"]):
     assert a["steps"] == 4 and b["steps"] == 2
     # the same plans: the same rows, pairs and bytes
     for key in ("rank_imbalance", "kept_pairs_fraction", "dropped_pairs_fraction", "kept_score_mass",
-                "dispatch_bytes", "combine_bytes", "backward_combine_bytes", "lossy", "system", "score_source"):
+                "dispatch_bytes", "combine_bytes", "backward_combine_bytes", "lossy", "system", "score_source",
+                "between_process_bytes"):
         assert a[key] == b[key], (name, key, a[key], b[key])
+    moved = sum(a[key] for key in ("dispatch_bytes", "combine_bytes", "backward_dispatch_bytes", "backward_combine_bytes",
+                                   "transfer_bytes"))
+    assert abs(a["within_process_bytes"] - moved) <= 3 and a["between_process_bytes"] == 0, name
+    assert a["lossy"] or a["within_process_bytes"] == b["within_process_bytes"] > 0, name
     t = a["step_time_s"]
     assert 0 < t["p50"] <= t["p95"], name
     assert 0 < a["moe_time_s"] <= t["mean"], name

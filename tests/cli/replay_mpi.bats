@@ -39,10 +39,13 @@ broken() {
     for processes in 1 2 4 8; do
         mpirun --quiet -n $processes "${replay[@]}" --steps 2 --policy 'static,symi,ultraep,lrmoe[keep=0.5]' --transport mpi \
             --digest --json >$processes.json
+        "$mizan" -q sim --scope layers --trace "$example" --model olmoe-1b-7b --cluster a100-80gb:${processes}x$((8 / processes)) \
+            --hidden 64 --inter 32 --layers 2 --steps 2 --policy 'static,symi,ultraep,lrmoe[keep=0.5]' --json >sim$processes.json
     done
     "$python" - <<'EOF2'
 import json
 alone = json.load(open("0.json"))
+last = alone["runs"]
 for p in (1, 2, 4, 8):
     r = json.load(open(f"{p}.json"))
     assert r["settings"]["processes"] == p and r["settings"]["transport"] == "mpi"
@@ -53,6 +56,14 @@ for p in (1, 2, 4, 8):
         for key in ("peak_memory_bytes", "memory_bytes", "dispatch_bytes", "combine_bytes", "backward_dispatch_bytes",
                     "backward_combine_bytes", "transfer_bytes", "kept_pairs_fraction", "dropped_pairs_fraction", "rank_imbalance"):
             assert a[key] == b[key], (p, a["policy"], key, a[key], b[key])
+    # fewer ranks share a process: less within, all the same in all, and as it was predicted
+    for before, a, b, s in zip(last, alone["runs"], r["runs"], json.load(open(f"sim{p}.json"))["runs"]):
+        within, between = b["within_process_bytes"], b["between_process_bytes"]
+        assert abs(within + between - a["within_process_bytes"]) <= 1 and a["between_process_bytes"] == 0, (p, a["policy"])
+        assert within == a["within_process_bytes"] if p == 1 else 0 < between and within < before["within_process_bytes"], p
+        assert p < 8 or within == 0
+        assert a["lossy"] or (s["within_process_bytes"], s["between_process_bytes"]) == (within, between), (p, a["policy"])
+    last = r["runs"]
 EOF2
 }
 

@@ -121,6 +121,8 @@ static void contract(void **state) {
     assert_null(json_object_get(run, "planner_measured_s"));
     assert_null(json_object_get(run, "imbalance_bound_hosts"));
     assert_null(json_object_get(run, "imbalance_bound_any"));
+    assert_null(json_object_get(run, "within_process_bytes"));
+    assert_null(json_object_get(run, "between_process_bytes"));
     run = json_array_get(runs, 0);
     assert_true(json_is_null(json_object_get(run, "kept_score_mass")));
     assert_true(json_is_null(json_object_get(run, "score_source")));

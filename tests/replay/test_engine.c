@@ -166,6 +166,11 @@ static void check_bytes(const scene *s, const mz_engine *engine) {
     assert_int_equal(got.combine_bytes, want.combine_bytes);
     assert_int_equal(got.backward_dispatch_bytes, want.backward_dispatch_bytes);
     assert_int_equal(got.backward_combine_bytes, want.backward_combine_bytes);
+    /* One process: all of it by copies, weights and gradients, too. */
+    assert_int_equal(got.moved.within, got.dispatch_bytes + got.combine_bytes +
+                                           got.backward_dispatch_bytes +
+                                           got.backward_combine_bytes + got.transfer_bytes);
+    assert_int_equal(got.moved.between, 0);
     assert_int_equal(got.pairs, want.pairs);
     assert_int_equal(got.kept_pairs, want.kept_pairs);
     assert_int_equal(got.dropped_pairs, want.dropped_pairs);

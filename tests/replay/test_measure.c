@@ -109,8 +109,10 @@ static void draw_rank(mz_measure_rank *k, bool first, mz_rng *rng) {
              mz_rng_below(rng, 2) ? "rows" : "h");
     if (!first)
         return;
-    int64_t *const bytes[] = {&k->dispatch_bytes, &k->combine_bytes, &k->backward_dispatch_bytes,
-                              &k->backward_combine_bytes, &k->transfer_bytes};
+    int64_t *const bytes[] = {&k->dispatch_bytes,          &k->combine_bytes,
+                              &k->backward_dispatch_bytes, &k->backward_combine_bytes,
+                              &k->transfer_bytes,          &k->within_process_bytes,
+                              &k->between_process_bytes};
     for (int i = 0; i < COUNT_OF(bytes); i++)
         *bytes[i] = (int64_t)mz_rng_below(rng, (uint64_t)1 << 40);
     k->pairs = 1 + (int64_t)mz_rng_below(rng, 100000);
@@ -338,6 +340,9 @@ static void check_counts(const world *w, const mz_run *run) {
     assert_int_equal(run->backward_dispatch_bytes, MEAN(backward_dispatch_bytes));
     assert_int_equal(run->backward_combine_bytes, MEAN(backward_combine_bytes));
     assert_int_equal(run->transfer_bytes, MEAN(transfer_bytes));
+    assert_true(run->split);
+    assert_int_equal(run->within_process_bytes, MEAN(within_process_bytes));
+    assert_int_equal(run->between_process_bytes, MEAN(between_process_bytes));
     assert_true(run->kept_pairs_fraction == (double)TOTAL(kept_pairs) / (double)TOTAL(pairs));
     assert_true(run->dropped_pairs_fraction == (double)TOTAL(dropped_pairs) / (double)TOTAL(pairs));
     assert_true(run->kept_score_mass == kept / score);
