@@ -21,13 +21,19 @@ static mz_code notify(mz_engine *e, int32_t rank, mz_phase phase, int32_t layer,
     return e->notice ? e->notice(e->noticer, rank, phase, layer, err) : MZ_OK;
 }
 
+/* What was asked to be corrupted in a phase is nothing that comes later. */
+static mz_code phase_over(mz_engine *e, mz_code code) {
+    e->transport->corrupt = false;
+    return code;
+}
+
 mz_code engine_charge(mz_engine *e, int32_t rank, mz_phase phase, int32_t layer, double start,
                       mz_err *err) {
     const mz_kstatus status = mz_kernels_sync(e->kernels, 0);
     if (status != MZ_K_OK)
         return engine_kernel(e, status, mz_phase_name(phase), rank, layer, err);
     *detail_at(e, rank, phase, layer) += mz_now() - start;
-    return notify(e, rank, phase, layer, err);
+    return phase_over(e, notify(e, rank, phase, layer, err));
 }
 
 void engine_charge_shared(mz_engine *e, mz_phase phase, int32_t layer, double start) {
@@ -94,7 +100,7 @@ mz_code engine_exchange(mz_engine *e, mz_phase phase, int32_t layer, mz_err *err
     e->figures.moved.between += e->transport->moved.between - before.between;
     for (int32_t i = 0; i < e->local; i++)
         *detail_at(e, e->first + i, phase, layer) += e->exchange_s[i];
-    return code;
+    return phase_over(e, code);
 }
 
 mz_code engine_gather(mz_engine *e, const void *mine, size_t bytes, void *all, mz_phase phase,
@@ -105,7 +111,7 @@ mz_code engine_gather(mz_engine *e, const void *mine, size_t bytes, void *all, m
     if (code == MZ_OK)
         code = mz_transport_gather(e->transport, mine, bytes, all, err);
     engine_charge_shared(e, phase, layer, start);
-    return code;
+    return phase_over(e, code);
 }
 
 /* ---- create

@@ -74,6 +74,26 @@ mz_code mz_experts_update(mz_experts *experts, mz_err *err);
  * begin_step, gradients are still there. */
 mz_code mz_experts_read(mz_experts *experts, int32_t layer, int32_t expert, bool gradient,
                         float *value, mz_err *err);
+/* The same of a part of its optimizer state that has a value for each of its own: fp32, 0 the
+ * master weights, 1 m, 2 v (mz_update_state). */
+mz_code mz_experts_read_state(mz_experts *experts, int32_t layer, int32_t expert, int part,
+                              float *value, mz_err *err);
+/* Do all slots of this process that hold the expert have the weights `value` [2I*H + H*I], as
+ * mz_experts_read gave them? If not: a rank, and the first value that differs. */
+typedef struct mz_experts_copy {
+    int32_t rank; /* -1: all do */
+    int64_t place;
+    float value;
+} mz_experts_copy;
+mz_code mz_experts_compare(mz_experts *experts, int32_t layer, int32_t expert, const float *value,
+                           mz_experts_copy *differs, mz_err *err);
+/* Squared norms of the last update's gradients: [R] as they came from all ranks, and [end-first] of
+ * this process's. */
+void mz_experts_norms(const mz_experts *experts, const double **all, const double **mine);
+/* Test aid, once the gradients' norm is there: what this process updates it does twice; has one
+ * been done twice in the last step? */
+void mz_experts_repeat_update(mz_experts *experts);
+bool mz_experts_repeated(const mz_experts *experts);
 /* The rank of the expert's first instance, known to every process. */
 int32_t mz_experts_owner(const mz_experts *experts, int32_t layer, int32_t expert);
 mz_experts *mz_engine_experts(mz_engine *engine);

@@ -120,6 +120,8 @@ struct mz_experts {
     int32_t *former;  /* [R][slots] of the layer being placed */
     double norm;      /* of all gradients in the last step */
     double *norm2;    /* [R], [local] */
+    bool repeat;      /* test aid: updates are done twice */
+    bool repeated;    /* in the last update one was */
     mz_buffer *fresh; /* [local] EXPERTS_CUT: weights just updated */
     float *row_norm;  /* of a run of slots */
     size_t row_norm_cap;

@@ -5,6 +5,8 @@
 #include "common/base/log.h"
 
 #include <math.h>
+#include <stdlib.h>
+#include <string.h>
 
 /* Slots [first, first + count) of a rank that lie side by side. */
 typedef struct run {
@@ -123,8 +125,10 @@ static mz_code run_update(mz_experts *x, int32_t layer, int32_t rank, const mz_u
                                 "layer %d optimizer update", layer, &scratch, err);
     if (code != MZ_OK)
         return code;
-    code = engine_kernel(x->e, mz_update_run(x->e->kernels, call, scratch.memory), "update", rank,
-                         layer, err);
+    for (int i = 0; code == MZ_OK && i <= x->repeat; i++)
+        code = engine_kernel(x->e, mz_update_run(x->e->kernels, call, scratch.memory), "update",
+                             rank, layer, err);
+    x->repeated = x->repeated || x->repeat;
     mz_heap_give(x->e->heap, &scratch);
     return code;
 }
@@ -324,8 +328,8 @@ static mz_code update_cut(mz_experts *x, int32_t layer, mz_err *err) {
 /* ---- the step
  * ------------------------------------------------------------------------------------*/
 
-mz_code mz_experts_update(mz_experts *x, mz_err *err) {
-    mz_code code = gradient_norm(x, err);
+static mz_code update_all(mz_experts *x, mz_err *err) {
+    mz_code code = MZ_OK;
     if (x->mode == EXPERTS_CUT) {
         for (int32_t l = 0; code == MZ_OK && l < x->e->job.layers; l++)
             code = update_cut(x, l, err);
@@ -334,6 +338,28 @@ mz_code mz_experts_update(mz_experts *x, mz_err *err) {
     for (int32_t r = x->e->first; code == MZ_OK && r < x->e->end; r++)
         code = update_rank(x, r, err);
     return code == MZ_OK && x->mode == EXPERTS_LAST ? refresh(x, err) : code;
+}
+
+mz_code mz_experts_update(mz_experts *x, mz_err *err) {
+    x->repeat = x->repeated = false;
+    mz_code code = gradient_norm(x, err);
+    if (code == MZ_OK)
+        code = update_all(x, err);
+    x->repeat = false;
+    return code;
+}
+
+void mz_experts_repeat_update(mz_experts *x) {
+    x->repeat = true;
+}
+
+bool mz_experts_repeated(const mz_experts *x) {
+    return x->repeated;
+}
+
+void mz_experts_norms(const mz_experts *x, const double **all, const double **mine) {
+    *all = x->norm2;
+    *mine = x->norm2 + x->e->job.ranks;
 }
 
 /* ---- reading
@@ -369,6 +395,105 @@ static mz_code collect_expert(mz_experts *x, int32_t layer, int32_t expert, bool
         }
     }
     return code == MZ_OK ? experts_run_uncharged(x, err) : code;
+}
+
+/* A part of the expert's optimizer state end to end in `line`, likewise. */
+static mz_code collect_state(mz_experts *x, int32_t layer, int32_t expert, int which, int32_t to,
+                             char *line, mz_err *err) {
+    enum { SIZE = sizeof(float) };
+    const mz_replay_job *job = &x->e->job;
+    const bool is_cut = x->mode == EXPERTS_CUT;
+    const int32_t owner = mz_experts_owner(x, layer, expert);
+    const int32_t slots = experts_state_slots(x, owner),
+                  slot = experts_slot(x, layer, owner, expert);
+    const int32_t spans = is_cut ? job->ranks : EXPERTS_MATRICES;
+    int64_t part[MZ_UPDATE_STATES], low = 0, none = 0;
+    mz_code code = MZ_OK;
+    for (int32_t i = 0; code == MZ_OK && i < spans; i++) {
+        const int32_t from = is_cut ? i : owner;
+        const int64_t n =
+            is_cut ? experts_cut_begin(x, i + 1) - experts_cut_begin(x, i) : x->values[i];
+        mz_update_parts(job->optimizer, job->type, is_cut ? n * job->experts : x->rows[i],
+                        is_cut ? 1 : x->cols[i], part);
+        int64_t before = 0;
+        for (int k = 0; k < which; k++)
+            before += part[k];
+        const int64_t at = is_cut ? before + expert * n : before * slots + slot * n;
+        const experts_layer *l = experts_local(x, from) ? experts_layer_of(x, layer, from) : NULL;
+        code = experts_add_piece(x, from, to,
+                                 experts_at(l ? l->state[is_cut ? 0 : i].memory : NULL, at * SIZE),
+                                 experts_at(line, low * SIZE), n * SIZE, &none, err);
+        low += n;
+    }
+    return code;
+}
+
+mz_code mz_experts_read_state(mz_experts *x, int32_t layer, int32_t expert, int part, float *value,
+                              mz_err *err) {
+    const mz_engine *e = x->e;
+    const int32_t each = e->job.ranks / e->transport->processes;
+    const size_t bytes = sizeof *value * (size_t)x->all;
+    void *line = NULL;
+    mz_kstatus status = mz_kernels_alloc(e->kernels, bytes, &line);
+    mz_code code = engine_kernel(x->e, status, "memory of a check", e->first, layer, err);
+    for (int32_t to = 0; code == MZ_OK && to < e->job.ranks; to += each)
+        code = collect_state(x, layer, expert, part, to, to == e->first ? line : NULL, err);
+    if (code == MZ_OK)
+        code = experts_run_uncharged(x, err);
+    if (code == MZ_OK) {
+        status = mz_kernels_copy(e->kernels, 0, MZ_COPY_OUT, value, line, bytes);
+        if (status == MZ_K_OK)
+            status = mz_kernels_sync(e->kernels, 0);
+        code = engine_kernel(x->e, status, "reading an optimizer's state", e->first, layer, err);
+    }
+    mz_kernels_free(e->kernels, line);
+    return code;
+}
+
+/* A slot's weights, end to end, in host memory. */
+static mz_code read_slot(mz_experts *x, int32_t layer, int32_t rank, int32_t slot, void *wide,
+                         float *value, mz_err *err) {
+    mz_kernels *k = x->e->kernels;
+    const experts_memory m = experts_slot_memory(x, layer, rank, slot);
+    mz_kstatus status = MZ_K_OK;
+    int64_t at = 0;
+    for (int i = 0; status == MZ_K_OK && i < EXPERTS_MATRICES; i++) {
+        status =
+            mz_convert(k, 0, MZ_F32, (float *)wide + at, x->e->job.type, m.weight[i], x->values[i]);
+        at += x->values[i];
+    }
+    if (status == MZ_K_OK)
+        status = mz_kernels_copy(k, 0, MZ_COPY_OUT, value, wide, sizeof *value * (size_t)x->all);
+    if (status == MZ_K_OK)
+        status = mz_kernels_sync(k, 0);
+    return engine_kernel(x->e, status, "reading a copy of an expert", rank, layer, err);
+}
+
+mz_code mz_experts_compare(mz_experts *x, int32_t layer, int32_t expert, const float *value,
+                           mz_experts_copy *differs, mz_err *err) {
+    mz_kernels *k = x->e->kernels;
+    const size_t bytes = sizeof *value * (size_t)x->all;
+    const double start = mz_now();
+    void *wide = NULL;
+    float *copy = malloc(bytes);
+    *differs = (mz_experts_copy){.rank = -1};
+    mz_code code = copy ? MZ_OK : mz_fail_nomem(err, "memory of a check");
+    if (code == MZ_OK)
+        code = engine_kernel(x->e, mz_kernels_alloc(k, bytes, &wide), "memory of a check",
+                             x->e->first, layer, err);
+    for (int32_t r = x->e->first; code == MZ_OK && differs->rank < 0 && r < x->e->end; r++) {
+        const int32_t slot = experts_slot(x, layer, r, expert);
+        if (slot < 0)
+            continue;
+        code = read_slot(x, layer, r, slot, wide, copy, err);
+        for (int64_t i = 0; code == MZ_OK && differs->rank < 0 && i < x->all; i++)
+            if (memcmp(&copy[i], &value[i], sizeof *copy) != 0)
+                *differs = (mz_experts_copy){r, i, copy[i]};
+    }
+    mz_kernels_free(k, wide);
+    free(copy);
+    engine_untimed(x->e, start);
+    return code;
 }
 
 mz_code mz_experts_read(mz_experts *x, int32_t layer, int32_t expert, bool gradient, float *value,

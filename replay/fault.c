@@ -36,6 +36,25 @@ static bool take_phase(const char **text, mz_phase *phase) {
     return false;
 }
 
+/* Phases in which something comes from other ranks, and the optimizer's: its updates are done
+ * twice. */
+static bool can_corrupt(mz_phase phase) {
+    switch (phase) {
+    case MZ_PHASE_COUNT_EXCHANGE:
+    case MZ_PHASE_WEIGHT_MOVE:
+    case MZ_PHASE_DISPATCH:
+    case MZ_PHASE_COMBINE:
+    case MZ_PHASE_BACKWARD_DISPATCH:
+    case MZ_PHASE_BACKWARD_COMBINE:
+    case MZ_PHASE_REPLICA_REDUCE:
+    case MZ_PHASE_GRADIENT_REDUCE:
+    case MZ_PHASE_OPTIMIZER:
+        return true;
+    default:
+        return false;
+    }
+}
+
 static bool take_fault(const char *text, mz_fault *fault) {
     int64_t rank = 0;
     if (take_word(&text, "oom")) {
@@ -58,8 +77,17 @@ static bool take_fault(const char *text, mz_fault *fault) {
 
 mz_code mz_fault_parse(const char *text, mz_fault *fault, mz_err *err) {
     *fault = (mz_fault){.kind = MZ_FAULT_NONE};
-    if (!text || !*text || take_fault(text, fault))
+    if (!text || !*text)
         return MZ_OK;
+    if (take_fault(text, fault)) {
+        if (fault->kind != MZ_FAULT_CORRUPT || can_corrupt(fault->phase))
+            return MZ_OK;
+        return mz_fail(err, MZ_EINPUT,
+                       "MIZAN_REPLAY_FAULT=%s: nothing travels in %s; corrupt takes "
+                       "count_exchange, weight_move, dispatch, combine, backward_dispatch, "
+                       "backward_combine, replica_reduce, gradient_reduce or optimizer",
+                       text, mz_phase_name(fault->phase));
+    }
     return mz_fail(err, MZ_EINPUT,
                    "MIZAN_REPLAY_FAULT=%s: not kill, hang or corrupt:PHASE:RANK:STEP, nor "
                    "oom:N:RANK",

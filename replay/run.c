@@ -50,6 +50,7 @@ struct mz_replay {
     int64_t executed; /* steps of all policies and passes */
     int64_t reserved; /* by all heaps together: the most */
     bool dealt, side_by_side;
+    bool repeated;    /* the fault that was asked for: an update was done twice */
     char *mine, *all; /* records of this process's ranks, of all */
     int64_t *rows;    /* [ranks] scratch */
     /* with digest */
@@ -62,9 +63,23 @@ struct mz_replay {
 /* ---- what happens inside an engine -------------------------------------------------------------
  */
 
+/* Verification looks at one layer of a step: a fault of another one would prove nothing. Row
+ * `layers` is the whole step's. */
+static void corrupt(replay_policy *p, int32_t layer) {
+    mz_replay *r = p->replay;
+    const mz_fault *f = &r->options.fault;
+    if (p->verify && layer < r->layers && layer != mz_verify_layer(p->verify))
+        return;
+    if (f->phase == MZ_PHASE_OPTIMIZER)
+        mz_experts_repeat_update(mz_engine_experts(p->engine));
+    else
+        r->transport->corrupt = !r->transport->corrupted;
+}
+
 /* Called at every phase of every rank: the place for faults, and for interrupts. */
 static mz_code notice(void *self, int32_t rank, mz_phase phase, int32_t layer, mz_err *err) {
-    mz_replay *r = self;
+    replay_policy *p = self;
+    mz_replay *r = p->replay;
     const mz_fault *f = &r->options.fault;
     if (r->options.stop && *r->options.stop)
         return mz_fail(err, MZ_EABORTED, "interrupted in %s of layer %d", mz_phase_name(phase),
@@ -73,7 +88,7 @@ static mz_code notice(void *self, int32_t rank, mz_phase phase, int32_t layer, m
         f->step != r->executed || !mz_transport_holds(r->transport, f->rank))
         return MZ_OK;
     if (f->kind == MZ_FAULT_CORRUPT)
-        r->transport->corrupt = true;
+        corrupt(p, layer);
     else if (rank == f->rank || rank == r->transport->first)
         kill(getpid(), f->kind == MZ_FAULT_KILL ? SIGKILL : SIGSTOP);
     return MZ_OK;
@@ -287,7 +302,7 @@ static mz_code plan_call(mz_replay *r, replay_policy *p, const mz_replay_step *s
     note_plan(r, p, keep);
     mz_engine_charge_all(p->engine, MZ_PHASE_PLANNER, call->layer, took);
     p->aside_s += mz_now() - start - took;
-    return notice(r, r->transport->first, MZ_PHASE_PLANNER, call->layer, err);
+    return notice(p, r->transport->first, MZ_PHASE_PLANNER, call->layer, err);
 }
 
 static mz_code run_micro_batch(mz_replay *r, replay_policy *p, const mz_replay_step *step,
@@ -420,6 +435,7 @@ static mz_code run_step(mz_replay *r, replay_policy *p, const mz_replay_step *st
     code = mz_engine_update(p->engine, err);
     if (code != MZ_OK)
         return code;
+    r->repeated = r->repeated || mz_experts_repeated(mz_engine_experts(p->engine));
     const double step_s = mz_now() - start - mz_engine_figures_of(p->engine).untimed_s - p->aside_s;
     p->now.imbalance = p->imbalance;
     if (p->verify)
@@ -452,7 +468,7 @@ static mz_code start_engine(mz_replay *r, replay_policy *p, mz_err *err) {
     mz_code code = mz_engine_create(&job, r->kernels, r->transport, p->heap, &p->engine, err);
     if (code != MZ_OK)
         return code;
-    mz_engine_set_notice(p->engine, notice, r);
+    mz_engine_set_notice(p->engine, notice, p);
     const mz_verify_options verify = mz_verify_defaults();
     if (r->options.verify)
         code = mz_verify_create(&job, p->engine, r->transport, &verify, &p->verify, err);
@@ -612,6 +628,34 @@ static void warn_of_limits(const mz_replay *r, mz_app *app) {
     }
 }
 
+/* At the end of a run. A fault that did not happen proves nothing of what would have found it. One
+ * that kills, stops or lacks memory ends the run where it happens. */
+static mz_code fault_happened(mz_replay *r, mz_err *err) {
+    const mz_fault *f = &r->options.fault;
+    if (f->kind == MZ_FAULT_NONE)
+        return MZ_OK;
+    unsigned char *all = mz_calloc((size_t)(r->local + r->ranks), 1);
+    if (!all)
+        return mz_fail_nomem(err, "a fault");
+    memset(all + r->ranks, r->transport->corrupted || r->repeated, (size_t)r->local);
+    mz_code code = mz_transport_gather(r->transport, all + r->ranks, 1, all, err);
+    const bool happened = all[f->rank] != 0;
+    free(all);
+    if (code != MZ_OK || happened)
+        return code;
+    if (f->kind == MZ_FAULT_MEMORY)
+        return mz_fail(err, MZ_EINPUT,
+                       "the fault asked for (MIZAN_REPLAY_FAULT) did not happen: rank %d's process "
+                       "had fewer than %lld allocations",
+                       f->rank, (long long)f->step);
+    return mz_fail(
+        err, MZ_EINPUT,
+        "the fault asked for (MIZAN_REPLAY_FAULT) did not happen: of %lld steps executed "
+        "step %lld had no %s%s on rank %d",
+        (long long)r->executed, (long long)f->step, mz_phase_name(f->phase),
+        f->kind == MZ_FAULT_CORRUPT ? " that receives anything" : "", f->rank);
+}
+
 mz_code mz_replay_run(mz_replay *r, const mz_replay_window *window, mz_app *app, mz_err *err) {
     warn_of_limits(r, app);
     replay_room room = {0};
@@ -632,7 +676,7 @@ mz_code mz_replay_run(mz_replay *r, const mz_replay_window *window, mz_app *app,
         release(r, from, from + batch);
     }
     mz_progress_end(&progress);
-    return code;
+    return code == MZ_OK ? fault_happened(r, err) : code;
 }
 
 /* ---- results -----------------------------------------------------------------------------------

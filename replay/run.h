@@ -18,12 +18,14 @@
 #include <signal.h>
 
 /* What a test asks to go wrong (man page): in step `step` (of all that are executed, from 0), when
- * `rank` has done its part of `phase`, or before its exchange. */
+ * `rank` has done its part of `phase`, or before its exchange. A run at whose end it has not
+ * happened fails with MZ_EINPUT. */
 typedef enum mz_fault_kind {
     MZ_FAULT_NONE,
     MZ_FAULT_KILL,    /* the rank's process is killed */
     MZ_FAULT_HANG,    /* ... is stopped */
-    MZ_FAULT_CORRUPT, /* values that its process receives then get the wrong sign */
+    MZ_FAULT_CORRUPT, /* values that its process receives then, in the layer that is verified, get
+                         the wrong sign; its optimizer does its updates twice */
     MZ_FAULT_MEMORY   /* the `step`-th allocation of its process fails */
 } mz_fault_kind;
 typedef struct mz_fault {

@@ -292,19 +292,39 @@ static mz_code damage_lane(mz_transport *t, const mz_lane *lane, mz_err *err) {
     return mz_kernel_code(t->kernels, status, err);
 }
 
-/* What this process received: lanes of rows, that is the long ones. Short ones may hold numbers of
- * rows, and what is wrong with these a check of results is not there to find. */
+/* Is it one that this process received, from another rank? */
+static bool arrived(const mz_transport *t, const mz_lane *lane) {
+    return mz_transport_holds(t, lane->to) && lane->from != lane->to;
+}
+
+/* What this process's ranks received: lanes of rows, that is the long ones. Short ones may hold
+ * numbers of rows, and what is wrong with these a check of results is not there to find. */
 static mz_code damage(mz_transport *t, const mz_lane *lane, int64_t lanes, mz_err *err) {
     size_t longest = 0;
     mz_code code = MZ_OK;
     for (int64_t i = 0; i < lanes; i++)
-        if (mz_transport_holds(t, lane[i].to) && lane[i].bytes > longest)
+        if (arrived(t, &lane[i]) && lane[i].bytes > longest)
             longest = lane[i].bytes;
     for (int64_t i = 0; code == MZ_OK && i < lanes; i++)
-        if (mz_transport_holds(t, lane[i].to) && lane[i].bytes > longest / 4)
+        if (arrived(t, &lane[i]) && lane[i].bytes > longest / 4)
             code = damage_lane(t, &lane[i], err);
-    t->corrupt = t->corrupt && longest == 0;
+    if (longest > 0) {
+        t->corrupt = false;
+        t->corrupted = true;
+    }
     return code;
+}
+
+/* The same of host memory [ranks][bytes]: what came from other processes; alone, all. */
+static void damage_gathered(mz_transport *t, size_t bytes, unsigned char *all) {
+    for (int32_t r = 0; r < t->ranks; r++) {
+        if (t->processes > 1 && mz_transport_holds(t, r))
+            continue;
+        for (size_t i = 1; i < bytes; i += 2)
+            all[(size_t)r * bytes + i] ^= 0x80;
+        t->corrupt = t->corrupt && bytes < 2;
+        t->corrupted = t->corrupted || bytes >= 2;
+    }
 }
 
 static mz_code exchange(mz_transport *t, const mz_lane *lane, int64_t lanes, double *seconds,
@@ -344,12 +364,13 @@ mz_code mz_transport_exchange(mz_transport *t, const mz_lane *lane, int64_t lane
 mz_code mz_transport_gather(mz_transport *t, const void *mine, size_t bytes, void *all,
                             mz_err *err) {
     const size_t own = bytes * (size_t)(t->end - t->first);
-    if (!t->kind->gather) {
-        if (own > 0)
-            memcpy(all, mine, own);
-        return MZ_OK;
-    }
-    return t->kind->gather(t, mine, own, all, err) == MZ_OK ? MZ_OK : place(t, err);
+    if (!t->kind->gather && own > 0)
+        memcpy(all, mine, own);
+    if (t->kind->gather && t->kind->gather(t, mine, own, all, err) != MZ_OK)
+        return place(t, err);
+    if (t->corrupt)
+        damage_gathered(t, bytes, all);
+    return MZ_OK;
 }
 
 mz_code mz_transport_barrier(mz_transport *t, mz_err *err) {

@@ -66,7 +66,9 @@ struct mz_transport {
     const char *doing;   /* set by the caller for messages: "dispatch", with its layer (-1: none) */
     int32_t layer;
     bool placed;          /* the error of the call that failed names this process and its ranks */
-    bool corrupt;         /* test aid: the next exchange that receives something corrupts it */
+    bool corrupt;         /* test aid: the next exchange or gather that receives something corrupts
+                             it, and sets this back */
+    bool corrupted;       /* one has */
     void *scratch;        /* of transport.c */
     void *library, *self; /* of the kind */
 };

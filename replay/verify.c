@@ -5,6 +5,7 @@
 #include "kernels/kernels.h"
 #include "replay/data.h"
 #include "replay/kernel_code.h"
+#include "replay/verify_update.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -14,6 +15,7 @@ enum {
     LAYER_STREAM = 0x6c617965,
     TOKEN_STREAM = 0x746f6b65,
     VALUE_STREAM = 0x76616c75,
+    EXPERT_STREAM = 0x65787065,
     SELECTION_STREAM = 0x73656c65
 };
 /* Of the pairs of one (source, expert), those that a quota kept and those that it left out: scores
@@ -38,6 +40,9 @@ struct mz_verify {
     double tolerance;
     int64_t ordinal;
     int32_t layer, micro_batches;
+    int32_t updated; /* the expert whose update is looked at */
+    bool *several;   /* [E] several ranks had rows of it in the layer in this step */
+    verify_update update;
     float *base;        /* [MZ_DATA_ROWS][H] */
     float *weight;      /* [E][2I*H + H*I] of the layer as the step began */
     float *gradient;    /* [2I*H + H*I] */
@@ -48,6 +53,7 @@ struct mz_verify {
     kept_pairs *kept; /* [micro_batches] */
     int32_t kept_room;
     int64_t *count; /* [E] kept pairs of the rank at hand */
+    double *norm2;  /* [R] */
     mz_verified figures;
     mz_arena arena;
 };
@@ -93,9 +99,15 @@ mz_code mz_verify_create(const mz_replay_job *job, mz_engine *engine, mz_transpo
     v->row = MZ_NEW(&v->arena, float, H);
     v->row_f = MZ_NEW(&v->arena, float, H);
     v->count = MZ_NEW(&v->arena, int64_t, job->experts);
-    if (!all || !v->row || !v->row_f || !v->count) {
+    v->several = MZ_NEW(&v->arena, bool, job->experts);
+    v->norm2 = MZ_NEW(&v->arena, double, job->ranks);
+    if (!all || !v->row || !v->row_f || !v->count || !v->several || !v->norm2) {
         mz_verify_free(&v);
         return mz_fail_nomem(err, "the verification's weights of one layer");
+    }
+    if (verify_update_create(&v->job, &v->arena, &v->update, err) != MZ_OK) {
+        mz_verify_free(&v);
+        return err->code;
     }
     mz_data_base(job, v->base);
     mz_engine_set_watch(engine, watch, v);
@@ -554,10 +566,23 @@ static mz_code make_weights(mz_verify *v, const mz_replay_call *call, mz_err *er
     return kept->seen ? MZ_OK : mz_fail_nomem(err, "kept pairs");
 }
 
+/* Experts whose gradient several ranks add to. */
+static void note_replicated(mz_verify *v, const mz_plan *plan) {
+    const int64_t *rows = plan->has_backward ? plan->backward : plan->forward;
+    for (int32_t e = 0; e < plan->experts; e++)
+        for (int32_t i = plan->begin[e], first = -1; i < plan->begin[e + 1]; i++) {
+            if (rows[i] == 0)
+                continue;
+            first = first < 0 ? plan->rank[i] : first;
+            v->several[e] = v->several[e] || plan->rank[i] != first;
+        }
+}
+
 static mz_code watch(void *self, const mz_engine_seen *seen, mz_err *err) {
     mz_verify *v = self;
     if (seen->call->layer != v->layer)
         return MZ_OK;
+    note_replicated(v, seen->plan);
     mz_code code = MZ_OK;
     if (seen->dx) {
         code = make_weights(v, seen->call, err);
@@ -651,7 +676,90 @@ static mz_code check_gradient(mz_verify *v, const mz_replay_call *call, int32_t 
     return code;
 }
 
-static mz_code check_gradients(mz_verify *v, const mz_replay_call *call, mz_err *err) {
+/* ---- updates, copies ----------------------------------------------------------------------------
+ */
+
+/* Where `place` lies of an expert's values laid end to end. */
+static const char *matrix_of(const mz_verify *v, int64_t place, int64_t *row, int64_t *col) {
+    const int64_t H = v->job.hidden, I = v->job.intermediate;
+    const bool down = place >= 2 * I * H;
+    const int64_t at = down ? place - 2 * I * H : place, cols = down ? I : H;
+    *row = at / cols;
+    *col = at % cols;
+    return down ? "down" : "gate/up";
+}
+
+/* v->gradient has the expert's. Its owner's process compares. */
+static mz_code check_update(mz_verify *v, const mz_replay_call *call, mz_err *err) {
+    const int32_t owner = mz_experts_owner(v->experts, v->layer, v->updated);
+    verify_difference found;
+    int64_t compared = 0, row, col;
+    const mz_code code =
+        verify_update_end(&v->update, v->experts, v->layer, v->updated, v->gradient, v->ordinal + 1,
+                          mz_transport_holds(v->transport, owner), &found, &compared, err);
+    v->figures.values += compared;
+    v->figures.largest = found.error > v->figures.largest ? found.error : v->figures.largest;
+    if (code != MZ_OK || !found.what)
+        return code;
+    if (found.place < 0)
+        return mz_fail(err, MZ_ECHECK,
+                       "verification failed in step %lld, layer %d, expert %d on rank %d: after "
+                       "the optimizer's step the %s is %.3g standard deviations (%.3g times what "
+                       "is allowed)",
+                       (long long)call->step, v->layer, v->updated, owner, found.what, found.value,
+                       found.error);
+    const char *matrix = matrix_of(v, found.place, &row, &col);
+    return mz_fail(err, MZ_ECHECK,
+                   "verification failed in step %lld, layer %d, expert %d on rank %d: after the "
+                   "optimizer's step the %s of %s [%lld][%lld] is %.8g, the reference says %.8g "
+                   "(%.3g times the error allowed)",
+                   (long long)call->step, v->layer, v->updated, owner, found.what, matrix,
+                   (long long)row, (long long)col, found.value, found.wanted, found.error);
+}
+
+/* Slots that hold the expert have its owner's weights. v->gradient is used. */
+static mz_code check_copies(mz_verify *v, const mz_replay_call *call, int32_t expert, mz_err *err) {
+    mz_experts_copy differs;
+    int64_t row, col;
+    mz_code code = mz_experts_read(v->experts, v->layer, expert, false, v->gradient, err);
+    if (code == MZ_OK)
+        code = mz_experts_compare(v->experts, v->layer, expert, v->gradient, &differs, err);
+    if (code != MZ_OK || differs.rank < 0)
+        return code;
+    const char *matrix = matrix_of(v, differs.place, &row, &col);
+    return mz_fail(err, MZ_ECHECK,
+                   "verification failed in step %lld, layer %d, expert %d on rank %d: its copy's "
+                   "weight of %s [%lld][%lld] is %.8g after the step, its owner's on rank %d %.8g",
+                   (long long)call->step, v->layer, expert, differs.rank, matrix, (long long)row,
+                   (long long)col, differs.value, mz_experts_owner(v->experts, v->layer, expert),
+                   v->gradient[differs.place]);
+}
+
+/* What every process was told of the others' part of the gradient's norm is what they have. */
+static mz_code check_norms(mz_verify *v, const mz_replay_call *call, mz_err *err) {
+    const double *all, *mine;
+    mz_experts_norms(v->experts, &all, &mine);
+    const mz_code code = mz_transport_gather(v->transport, mine, sizeof *mine, v->norm2, err);
+    for (int32_t r = 0; code == MZ_OK && r < v->job.ranks; r++)
+        if (all[r] != v->norm2[r])
+            return mz_fail(err, MZ_ECHECK,
+                           "verification failed in step %lld: the squared norm of rank %d's "
+                           "gradients is %.6g there and arrived as %.6g (%.3g times as much)",
+                           (long long)call->step, r, v->norm2[r], all[r], all[r] / v->norm2[r]);
+    return code;
+}
+
+/* One of the experts of which several ranks had rows, where there are some. */
+static int32_t draw_replicated(const mz_verify *v, mz_rng *rng) {
+    int32_t drawn = -1;
+    for (int32_t e = 0, n = 0; e < v->job.experts; e++)
+        if (v->several[e] && mz_rng_below(rng, (uint64_t)++n) == 0)
+            drawn = e;
+    return drawn >= 0 ? drawn : (int32_t)mz_rng_below(rng, (uint64_t)v->job.experts);
+}
+
+/* The expert that was drawn as the step began, and such as have replicas. */
+static mz_code check_experts(mz_verify *v, const mz_replay_call *call, mz_err *err) {
     const uint64_t H = (uint64_t)v->job.hidden, I = (uint64_t)v->job.intermediate;
     const int32_t values = 2 * v->options.values;
     mz_rng rng = mz_rng_make(v->job.seed, mz_rng_stream(VALUE_STREAM, (uint64_t)v->ordinal, 0, 0));
@@ -660,7 +768,7 @@ static mz_code check_gradients(mz_verify *v, const mz_replay_call *call, mz_err 
         return mz_fail_nomem(err, "the verification");
     mz_code code = MZ_OK;
     for (int32_t i = 0; code == MZ_OK && i < v->options.gradients; i++) {
-        const int32_t expert = (int32_t)mz_rng_below(&rng, (uint64_t)v->job.experts);
+        const int32_t expert = i == 0 ? v->updated : draw_replicated(v, &rng);
         for (int32_t n = 0; n < values; n++) {
             const bool down = n % 2 == 0;
             value[n] = (gradient_value){.down = down,
@@ -668,6 +776,10 @@ static mz_code check_gradients(mz_verify *v, const mz_replay_call *call, mz_err 
                                         .col = (int64_t)mz_rng_below(&rng, down ? I : H)};
         }
         code = check_gradient(v, call, expert, value, values, err);
+        if (code == MZ_OK && i == 0 && verify_update_looks(&v->update))
+            code = check_update(v, call, err);
+        if (code == MZ_OK)
+            code = check_copies(v, call, expert, err);
     }
     free(value);
     return code;
@@ -699,7 +811,17 @@ mz_code mz_verify_begin_step(mz_verify *v, int64_t ordinal, int32_t micro_batche
     for (int32_t e = 0; code == MZ_OK && e < v->job.experts; e++)
         code =
             mz_experts_read(v->experts, v->layer, e, false, v->weight + e * expert_values(v), err);
+    rng = mz_rng_make(v->job.seed, mz_rng_stream(EXPERT_STREAM, (uint64_t)ordinal, 0, 0));
+    v->updated = (int32_t)mz_rng_below(&rng, (uint64_t)v->job.experts);
+    memset(v->several, 0, sizeof *v->several * (size_t)v->job.experts);
+    if (code == MZ_OK && verify_update_looks(&v->update))
+        code = verify_update_begin(&v->update, v->experts, v->layer, v->updated,
+                                   up_of(v, v->updated), err);
     return code;
+}
+
+int32_t mz_verify_layer(const mz_verify *v) {
+    return v->layer;
 }
 
 /* Every process gets the weights of all ranks. */
@@ -724,5 +846,7 @@ static mz_code gather_weights(mz_verify *v, const mz_replay_call *call, mz_err *
 
 mz_code mz_verify_end_step(mz_verify *v, const mz_replay_call *call, mz_err *err) {
     mz_code code = v->transport->processes > 1 ? gather_weights(v, call, err) : MZ_OK;
-    return code == MZ_OK ? check_gradients(v, call, err) : code;
+    if (code == MZ_OK)
+        code = check_norms(v, call, err);
+    return code == MZ_OK ? check_experts(v, call, err) : code;
 }

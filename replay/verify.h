@@ -5,6 +5,15 @@
  * engine's buffers used but its results. Intermediate values are rounded where the engine stores
  * them.
  *
+ * Of one expert of the layer, chosen as the step begins, all weights and the optimizer's state
+ * after the step are held against what the rule makes of those before it and of its gradient
+ * (verify_update.h says of which optimizers). All copies of the experts that are looked at - one of
+ * them, where several ranks had rows of some, is one of these - must have their owner's weights to
+ * the bit, and every process the others' parts of the gradient's norm.
+ *
+ * Not looked at: the other layers and experts of the step; what Muon, SkewAdam and Adafactor make
+ * of a matrix as a whole; the value of the gradient's norm, which nothing depends on.
+ *
  * Where a quota binds, every source must keep as many pairs of every expert as the plan says. On
  * every rank one expert is drawn from those whose pairs it keeps in part (and of whose pairs none
  * was dropped in forward), and scores are computed again: up to 1,024 of the kept pairs or of those
@@ -33,7 +42,7 @@ typedef struct mz_verify mz_verify;
 
 typedef struct mz_verify_options {
     int32_t tokens;    /* of every rank and micro-batch; 3 */
-    int32_t gradients; /* experts whose weight gradients are looked at; 2 */
+    int32_t gradients; /* experts whose weight gradients are looked at, at least 1; 2 */
     int32_t values;    /* of each of their two matrices; 4 */
 } mz_verify_options;
 mz_verify_options mz_verify_defaults(void);
@@ -58,5 +67,7 @@ mz_code mz_verify_begin_step(mz_verify *verify, int64_t ordinal, int32_t micro_b
 mz_code mz_verify_end_step(mz_verify *verify, const mz_replay_call *call, mz_err *err);
 
 mz_verified mz_verify_figures(const mz_verify *verify);
+/* The one that is looked at in the step that was begun last. */
+int32_t mz_verify_layer(const mz_verify *verify);
 
 #endif

@@ -265,24 +265,71 @@ EOF2
     while [ "$n" -lt 100000 ]; do
         run --separate-stderr env MIZAN_REPLAY_FAULT="oom:$n:0" "${replay[@]}" --hidden 64 --inter 32 --layers 1 --steps 1 --warmup 0 \
             --policy 'lrmoe[keep=0.5]' --digest
-        [ "$status" -ne 0 ] || { ended=$n && break; }
+        [ "$status" -ne 2 ] || { ended=$n && break; }
         text="oom:$n: exit code $status; stdout: $output; stderr: $stderr"
         [ "$status" -eq 4 ] && [ -z "$output" ] && [[ $stderr == "mizan: replay: "*"no memory for"*"rank"* ]] &&
             [ "$(printf '%s\n' "$stderr" | wc -l)" -eq 1 ] || { echo "$text" && false; }
         n=$((n + (n < 40 ? 3 : 17)))
     done
-    echo "allocations: below $ended"
+    echo "allocations: below $ended: $stderr"
     [ "$ended" -gt 50 ]
+    [[ $stderr == *"did not happen: rank 0's process had fewer than $ended allocations" ]]
     only_files
 }
 
-@test "a corrupted message is caught by verification" {
-    local phase
-    for phase in dispatch combine backward_dispatch backward_combine; do
-        echo "$phase"
-        MIZAN_REPLAY_FAULT="corrupt:$phase:0:0" fails 1 "verification failed" "${replay[@]}" --hidden 64 --inter 32 --layers 1 --steps 1 \
-            --warmup 0 --policy 'lrmoe[keep=0.5]'
+# corrupted PHASE POLICY [OPTION...]: verification ends the run, and says where and by how much.
+corrupted() {
+    local phase=$1 policy=$2
+    shift 2
+    MIZAN_REPLAY_FAULT="corrupt:$phase:0:0" fails 1 "policy $policy, step 0: verification failed in step 0" "${replay[@]}" --hidden 64 \
+        --inter 32 --layers 3 --steps 1 --warmup 0 --policy "$policy" "$@"
+    [[ $stderr =~ "times the error allowed)"|"times as much)"|"its owner's on rank "[0-9]+" "[-0-9.] ]]
+}
+
+@test "a corrupted message of whatever moves between ranks is caught by verification" {
+    local phase policy
+    for phase in dispatch combine backward_dispatch backward_combine gradient_reduce; do
+        corrupted $phase 'lrmoe[keep=0.5]'
+        corrupted $phase ultraep --recompute full
     done
+    for policy in ultraep symi lplb 'eplb[lag=0,optimizer=replicated]'; do
+        corrupted replica_reduce "$policy"
+        corrupted replica_reduce "$policy" --type f32
+    done
+    corrupted weight_move ultraep
+    corrupted weight_move symi --layers 1
+    corrupted weight_move lplb
+    [[ $stderr == *": its copy's weight of "* ]]
+    MIZAN_REPLAY_FAULT=corrupt:count_exchange:0:0 fails 2 "layer 0: rank 0 has " "${replay[@]}" "${small[@]}" --layers 1 --policy static --warmup 0
+    [[ $stderr == *"the trace counts "* ]]
+}
+
+@test "an update that is done twice is caught by verification, whatever the optimizer keeps" {
+    local what
+    while IFS='|' read -r policy optimizer type what; do
+        corrupted optimizer "$policy" --optimizer "$optimizer" --type "$type"
+        [[ $stderr == *"after the optimizer's step the $what of "* ]]
+    done <<'EOF2'
+static|adamw|bf16|second moment
+symi|adamw|bf16|second moment
+eplb[lag=0,optimizer=replicated]|adamw|f32|second moment
+lrmoe[keep=0.5]|adamw-bf16|bf16|second moment
+static|lion|bf16|first moment
+symi|lion[master=fp32]|bf16|first moment
+static|skewadam[experts=momentum]|bf16|first moment
+static|muon[iterations=3]|bf16|first moment
+EOF2
+}
+
+@test "a fault that did not happen ends the run with one line" {
+    local fault
+    for fault in corrupt:weight_move:0:0 corrupt:replica_reduce:0:0 corrupt:dispatch:0:3 kill:attention:0:0 hang:score:0:0 kill:experts:0:2; do
+        MIZAN_REPLAY_FAULT=$fault fails 2 "did not happen: of 2 steps executed" "${replay[@]}" "${small[@]}" --policy static --warmup 0 -o out.h5
+    done
+    MIZAN_REPLAY_FAULT=corrupt:optimizer:0:9 fails 2 "step 9 had no optimizer" "${replay[@]}" "${small[@]}" --policy static
+    MIZAN_REPLAY_FAULT=oom:1000000:7 fails 2 "rank 7's process had fewer than 1000000 allocations" "${replay[@]}" "${small[@]}" --policy static
+    MIZAN_REPLAY_FAULT=corrupt:experts:0:0 fails 2 "nothing travels in experts" "${replay[@]}" "${small[@]}" --policy static
+    only_files
 }
 
 interrupted() { # interrupted PID SECONDS: it says so with its exit code

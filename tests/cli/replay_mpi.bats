@@ -98,8 +98,12 @@ EOF2
 }
 
 @test "a process is killed in each phase" {
-    for phase in router count_exchange planner weight_move pack dispatch experts combine unpack backward_pack backward_dispatch \
-        backward_experts backward_combine backward_other replica_reduce gradient_reduce optimizer; do
+    local phases
+    phases=$("${replay[@]}" --steps 1 --policy ultraep --json |
+        "$python" -c 'import json, sys; p = json.load(sys.stdin)["runs"][0]["phases_s"]; print(*(k for k in p if p[k] > 0 and k != "launch_wait"))')
+    echo "$phases"
+    [ "$(wc -w <<<"$phases")" -eq 17 ] # all of the README but score
+    for phase in $phases; do
         broken "kill:$phase:5:0" 2 1 ultraep
     done
     broken "kill:score:5:0" 2 1 'lrmoe[keep=0.5]'
@@ -156,8 +160,27 @@ EOF2
     [[ $output == *"MPI_ABORT was invoked"*"errorcode 4"* ]]
 }
 
-@test "a message between processes is corrupted" {
-    broken "corrupt:dispatch:5:0" 2 1 static
+@test "a message between processes is corrupted, in whatever phase" {
+    local phase rank
+    # replicas' gradients are looked at of one expert: one whose gradient all ranks have a part of
+    for phase in dispatch combine backward_dispatch backward_combine gradient_reduce weight_move replica_reduce; do
+        for rank in 1 5; do
+            broken "corrupt:$phase:$rank:0" 2 1 "$([ $phase = replica_reduce ] && echo symi || echo ultraep)"
+            [ "$status" -eq 1 ]
+            [[ $stderr == *": verification failed in step 0"* ]]
+        done
+    done
+    broken corrupt:optimizer:5:0 2 1 symi
+    [[ $stderr == *"after the optimizer's step the second moment of "* ]]
+    broken corrupt:count_exchange:5:0 2 1 ultraep
+    [ "$status" -eq 2 ]
+    [[ $stderr == *"the trace counts"* ]]
+}
+
+@test "a fault that did not happen is said by every process that speaks" {
+    broken corrupt:replica_reduce:5:0 2 1 static
+    [ "$status" -eq 2 ]
+    [[ $stderr == *"did not happen: of 1 steps executed step 0 had no replica_reduce"* ]]
 }
 
 @test "a job that is ended from outside leaves nobody" {

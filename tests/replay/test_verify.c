@@ -47,10 +47,12 @@ static mz_code tell(void *self, const mz_engine_seen *seen, mz_err *err) {
     return b->watch(b->watcher, &told, err);
 }
 
-/* rank: that with the most pairs. */
+/* rank: that with the most pairs. The optimizer is one whose update is not looked at: steps are
+ * repeated from the same weights, without one. */
 static void bench_open(bench *b, const scene_options *o, uint64_t seed) {
     *b = (bench){.rank = 0};
     scene_open(&b->s, o, seed);
+    assert_ok(mz_optimizer_parse("skewadam", &b->s.optimizer, &b->m.err), &b->m.err);
     machine_open(&b->m, &b->s, 1);
     machine_engine(&b->m, &b->s);
     const mz_verify_options options = mz_verify_defaults();
