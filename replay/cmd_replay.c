@@ -453,6 +453,7 @@ static int64_t process_peak_bytes(void) {
 /* What a process says of itself at the end, gathered by its first rank. */
 typedef struct process_end {
     int64_t peak_bytes, reserved_bytes;
+    int64_t device_bytes; /* 0: not available */
     mz_verified verified;
 } process_end;
 
@@ -462,12 +463,15 @@ static mz_code gather_ends(replay_job *job, process_end *sum, mz_err *err) {
     process_end *all = mz_calloc((size_t)(t->ranks + local), sizeof *all);
     if (!all)
         return mz_fail_nomem(err, "the result");
-    all[t->ranks] = (process_end){process_peak_bytes(), mz_replay_reserved(job->replay),
-                                  mz_replay_verified(job->replay)};
+    all[t->ranks] =
+        (process_end){process_peak_bytes(), mz_replay_reserved(job->replay),
+                      mz_replay_device_bytes(job->replay), mz_replay_verified(job->replay)};
     const mz_code code = mz_transport_gather(job->transport, all + t->ranks, sizeof *all, all, err);
     for (int32_t r = 0; r < t->ranks; r++) {
         sum->peak_bytes = all[r].peak_bytes > sum->peak_bytes ? all[r].peak_bytes : sum->peak_bytes;
         sum->reserved_bytes += all[r].reserved_bytes;
+        if (all[r].device_bytes > sum->device_bytes)
+            sum->device_bytes = all[r].device_bytes;
         sum->verified.tokens += all[r].verified.tokens;
         sum->verified.values += all[r].verified.values;
         sum->verified.selections += all[r].verified.selections;
@@ -506,7 +510,7 @@ static json_t *settings_json(const replay_job *job, const process_end *end) {
             : json_null();
     json_t *json = shared_settings(job);
     json_t *own = json_pack(
-        "{s:s, s:i, s:s, s:o, s:I, s:s, s:I, s:I, s:s, s:b, s:I, s:I, s:o, s:o}", "transport",
+        "{s:s, s:i, s:s, s:o, s:I, s:s, s:I, s:I, s:s, s:b, s:I, s:I, s:o, s:o, s:o}", "transport",
         job->transport->name, "processes", job->transport->processes, "backend",
         a->backend == MZ_BACKEND_CUDA ? "cuda" : "host", "machine",
         mz_json_text(mz_kernels_describe(job->kernels)), "window_steps",
@@ -514,8 +518,9 @@ static json_t *settings_json(const replay_job *job, const process_end *end) {
         "repeat", (json_int_t)a->repeat, "warmup", (json_int_t)a->warmup, "order",
         mz_replay_side_by_side(job->replay) ? "steps" : "policies", "pairs_dealt",
         (int)mz_replay_dealt(job->replay), "process_peak_bytes", (json_int_t)end->peak_bytes,
-        "reserved_bytes", (json_int_t)end->reserved_bytes, "verified", verified, "digests",
-        a->digest ? digests_json(job) : json_null());
+        "reserved_bytes", (json_int_t)end->reserved_bytes, "device_bytes",
+        end->device_bytes > 0 ? json_integer(end->device_bytes) : json_null(), "verified", verified,
+        "digests", a->digest ? digests_json(job) : json_null());
     if (!json || !own || json_object_update(json, own) != 0) {
         json_decref(json);
         json = NULL;
@@ -592,8 +597,12 @@ static void print_bytes(const replay_job *job, FILE *out) {
 }
 
 static void print_end(const replay_job *job, const process_end *end, FILE *out) {
-    fprintf(out, "measured; the process held %.3f GiB at most, buffers of all policies %.3f GiB\n",
+    fprintf(out, "measured; the process held %.3f GiB at most, buffers of all policies %.3f GiB, ",
             (double)end->peak_bytes / 1073741824.0, (double)end->reserved_bytes / 1073741824.0);
+    if (end->device_bytes > 0)
+        fprintf(out, "in use on the device %.3f GiB\n", (double)end->device_bytes / 1073741824.0);
+    else
+        fputs("device memory not available\n", out);
     if (job->args.verify == 1)
         fprintf(out,
                 "verified: %lld values of %lld tokens, %lld selections; the largest error is %.2g "

@@ -49,6 +49,7 @@ struct mz_replay {
     mz_probe *probe;
     int64_t executed; /* steps of all policies and passes */
     int64_t reserved; /* by all heaps together: the most */
+    int64_t device;   /* bytes in use on the device: the most; 0: none seen */
     bool dealt, side_by_side;
     bool repeated;    /* the fault that was asked for: an update was done twice */
     char *mine, *all; /* records of this process's ranks, of all */
@@ -515,6 +516,17 @@ static void note_reserved(mz_replay *r) {
     r->reserved = bytes > r->reserved ? bytes : r->reserved;
 }
 
+/* What is in use on the device, the library's own memory and other programs' included, as the
+ * device tells; blocks live on past the end of a step. */
+static void note_device(mz_replay *r) {
+    size_t all = 0, available = 0;
+    if (mz_kernels_backend(r->kernels) == MZ_BACKEND_HOST ||
+        mz_kernels_memory(r->kernels, &all, &available) != MZ_K_OK)
+        return;
+    const int64_t used = (int64_t)(all - available);
+    r->device = used > r->device ? used : r->device;
+}
+
 /* Policies [from, to) over the first `most` steps of the window (0: all). */
 static mz_code run_pass(mz_replay *r, const mz_replay_window *window, int from, int to,
                         int64_t most, bool record, mz_progress *progress, mz_err *err) {
@@ -532,6 +544,8 @@ static mz_code run_pass(mz_replay *r, const mz_replay_window *window, int from, 
         for (int i = from; code == MZ_OK && i < to; i++) {
             code = run_step(r, &r->policy[i], &step, s, record, err);
             note_reserved(r);
+            if (code == MZ_OK)
+                note_device(r);
             if (code != MZ_OK && !r->policy[i].named)
                 mz_err_prefix(err, "policy %s, step %lld", r->policy[i].text, (long long)step.step);
             mz_progress_update(progress, r->executed);
@@ -721,4 +735,8 @@ bool mz_replay_side_by_side(const mz_replay *r) {
 
 int64_t mz_replay_reserved(const mz_replay *r) {
     return r->reserved;
+}
+
+int64_t mz_replay_device_bytes(const mz_replay *r) {
+    return r->device;
 }

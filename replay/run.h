@@ -84,5 +84,8 @@ bool mz_replay_dealt(const mz_replay *replay);        /* pairs were made from co
 bool mz_replay_side_by_side(const mz_replay *replay); /* policies took turns step by step */
 /* Bytes got from the context by this process: the most at a time. */
 int64_t mz_replay_reserved(const mz_replay *replay);
+/* Bytes in use on this process's device (cudaMemGetInfo), whoever uses them: the most at the end of
+ * a step. 0: not available, as on the host, or no step yet. */
+int64_t mz_replay_device_bytes(const mz_replay *replay);
 
 #endif

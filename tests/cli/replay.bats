@@ -368,6 +368,7 @@ EOF2
 import json
 steps, policies = (json.load(open(f"{o}.json"))["settings"]["reserved_bytes"] for o in ("steps", "policies"))
 assert steps == 3 * policies > 0, (steps, policies)
+assert json.load(open("steps.json"))["settings"]["device_bytes"] is None
 EOF2
 }
 
