@@ -50,6 +50,20 @@ extern "C" int planted_divergent(float *to) {
     return CU_LAUNCH(divergent_kernel, 1, THREADS, 0, cudaStreamLegacy, to);
 }
 
+/* Blocks that count themselves, atomically or not. */
+__global__ static void blocks_kernel(unsigned *to, bool atomic) {
+    if (threadIdx.x > 0)
+        return;
+    if (atomic)
+        atomicAdd(to, 1u);
+    else
+        *to += 1;
+}
+
+extern "C" int planted_blocks(unsigned *to, int blocks, bool atomic) {
+    return CU_LAUNCH(blocks_kernel, (unsigned)blocks, 32, 0, cudaStreamLegacy, to, atomic);
+}
+
 /* Launched on a stream, or on the default one. */
 __global__ static void write_kernel(float *to) {
     to[threadIdx.x] = 1;

@@ -1,4 +1,4 @@
-/* Kernels of planted.cu, each launched as one block; 0 or a cudaError. */
+/* Kernels of planted.cu, each but planted_blocks launched as one block; 0 or a cudaError. */
 #ifndef MIZAN_TESTS_SHIM_PLANTED_H
 #define MIZAN_TESTS_SHIM_PLANTED_H
 
@@ -9,11 +9,12 @@
 extern "C" {
 #endif
 
-int planted_neighbours(const float *from, float *to, int rounds);          /* 64 values each */
-int planted_divergent(float *to);                                          /* 64 values */
-int planted_write(float *to, bool default_stream);                         /* 32 values */
-int planted_absent(float *to);                                             /* 32 values */
-int planted_copy(const float *from, float *to, bool wait);                 /* 128 values each */
+int planted_neighbours(const float *from, float *to, int rounds); /* 64 values each */
+int planted_divergent(float *to);                                 /* 64 values */
+int planted_write(float *to, bool default_stream);                /* 32 values */
+int planted_blocks(unsigned *to, int blocks, bool atomic);        /* adds their number to *to */
+int planted_absent(float *to);                                    /* 32 values */
+int planted_copy(const float *from, float *to, bool wait);        /* 128 values each */
 int planted_matrices(const unsigned *from, unsigned *to, bool transposed); /* 128 words each */
 int planted_past_end(float *to);                                           /* 32 values */
 

@@ -1,6 +1,7 @@
 /* The emulation: right results for right kernels in every order of threads, and a report for each
  * planted mistake. Mistakes end the process, so each runs in a child. `test_planted races` expects
- * the race detector to report the barrier that this build leaves out. */
+ * the race detector to report the barrier that this build leaves out; `test_planted blocks` runs
+ * with CUEMU_INTERBLOCK=1. */
 #include "tests/harness.h"
 #include "tests/shim/planted.h"
 
@@ -204,6 +205,27 @@ static void products_need_their_device(void **state) {
     unsetenv("CUEMU_CAPABILITY");
 }
 
+static int blocks_race(float *to, int which) {
+    static unsigned sum;
+    return planted_blocks(&sum, 3, false);
+}
+
+/* With CUEMU_INTERBLOCK=1 the race detector takes blocks for unordered, and atomics for what they
+ * are. Elsewhere blocks run one after another, and only the sum is looked at. */
+static void races_between_blocks_are_found(void **state) {
+    unsigned sum = 0;
+    assert_int_equal(planted_blocks(&sum, 3, true), 0);
+    assert_int_equal(sum, 3);
+#if defined(__SANITIZE_THREAD__)
+    char text[4096];
+    report_of(blocks_race, 0, text, sizeof text);
+    assert_non_null(strstr(text, "data race"));
+    assert_non_null(strstr(text, "blocks_kernel"));
+#else
+    (void)blocks_race;
+#endif
+}
+
 static int neighbours_once(float *to, int which) {
     float from[N] = {0};
     return planted_neighbours(from, to, 3);
@@ -236,6 +258,9 @@ int main(int argc, char **argv) {
         cmocka_unit_test(products_need_their_device),
     };
     const struct CMUnitTest broken[] = {cmocka_unit_test(missing_barrier_is_found)};
+    const struct CMUnitTest blocks[] = {cmocka_unit_test(races_between_blocks_are_found)};
+    if (argc > 1 && strcmp(argv[1], "blocks") == 0)
+        return cmocka_run_group_tests(blocks, NULL, NULL);
     return argc > 1 ? cmocka_run_group_tests(broken, NULL, NULL)
                     : cmocka_run_group_tests(sound, NULL, NULL);
 }
