@@ -6,65 +6,6 @@
 #include <stdio.h>
 #include <string.h>
 
-static bool is_product(mz_work work) {
-    return work >= MZ_WORK_FORWARD;
-}
-
-int32_t mz_fit_features(mz_work work, const double size[MZ_FIT_SIZES],
-                        double feature[MZ_FIT_TERMS]) {
-    feature[0] = 1;
-    if (is_product(work)) {
-        const double m = size[0], n = size[1], k = size[2];
-        feature[1] = n * k;
-        feature[2] = m * (n + k);
-        feature[3] = m * n * k;
-        return 4;
-    }
-    feature[1] = size[0];
-    feature[2] = size[2];
-    return 3;
-}
-
-static double fitted(const mz_fit *fit, mz_work work, const double *size) {
-    double feature[MZ_FIT_TERMS], sum = 0;
-    const int32_t terms = mz_fit_features(work, size, feature);
-    for (int32_t i = 0; i < terms; i++)
-        sum += fit->term[i] * feature[i];
-    return sum;
-}
-
-void mz_fit_finish(mz_fit *fit, mz_work work) {
-    for (int32_t i = 0; i < fit->samples; i++) {
-        mz_fit_sample *s = &fit->sample[i];
-        const double model = fitted(fit, work, s->size);
-        for (int k = 0; k < MZ_FIT_SIZES; k++)
-            s->place[k] = log1p(s->size[k]);
-        s->ratio = model > 0 ? s->seconds / model : 1;
-    }
-}
-
-static double correction(const mz_fit *fit, const double *size) {
-    double place[MZ_FIT_SIZES], weights = 0, sum = 0;
-    for (int k = 0; k < MZ_FIT_SIZES; k++)
-        place[k] = log1p(size[k]);
-    for (int32_t i = 0; i < fit->samples; i++) {
-        const mz_fit_sample *s = &fit->sample[i];
-        double distance2 = 0;
-        for (int k = 0; k < MZ_FIT_SIZES; k++)
-            distance2 += (place[k] - s->place[k]) * (place[k] - s->place[k]);
-        if (distance2 < 1e-12)
-            return s->ratio;
-        const double weight = 1 / (distance2 * distance2);
-        weights += weight;
-        sum += weight * s->ratio;
-    }
-    return sum / weights;
-}
-
-double mz_fit_seconds(const mz_fit *fit, mz_work work, const double size[MZ_FIT_SIZES]) {
-    return fitted(fit, work, size) * correction(fit, size);
-}
-
 bool mz_on_host(const mz_measured *m) {
     return strcmp(m->backend, "host") == 0;
 }
@@ -120,11 +61,11 @@ bool mz_measured_reaches(const mz_measured *m, mz_work product, int64_t n, int64
 }
 
 void mz_rows_meet(mz_rows_met *met, const mz_measured *m, mz_work work, int64_t rows) {
-    if (work >= MZ_WORK_CONVERT && !is_product(work))
+    if (work >= MZ_WORK_CONVERT && !mz_work_is_product(work))
         return;
     if (m->fit[work].samples == 0) /* profiles of earlier versions, or calibrated in part */
         work = work == MZ_WORK_GATHER ? MZ_WORK_PACK : work == MZ_WORK_UP ? MZ_WORK_FORWARD : work;
-    const mz_cut cut = mz_cut_side(m, rows, is_product(work) ? m->tiling[work].rows : 0);
+    const mz_cut cut = mz_cut_side(m, rows, mz_work_is_product(work) ? m->tiling[work].rows : 0);
     if (cut.part[0] > met->most[work])
         met->most[work] = cut.part[0];
 }
@@ -203,7 +144,7 @@ static const char *const size_keys[2][MZ_FIT_SIZES] = {{"rows", "cols", "bytes"}
 
 static mz_code read_samples(mz_json *view, mz_work work, mz_arena *arena, mz_fit *fit,
                             mz_err *err) {
-    const bool product = is_product(work);
+    const bool product = mz_work_is_product(work);
     double feature[MZ_FIT_TERMS], *term, *size[MZ_FIT_SIZES], *seconds;
     int64_t terms = mz_fit_features(work, (const double[MZ_FIT_SIZES]){0}, feature), count = -1;
     mz_code code = read_numbers(view, "terms", 0, SECONDS_MOST, arena, &terms, &term, err);
@@ -241,7 +182,7 @@ static mz_code read_fit(json_t *value, const char *where, mz_work work, mz_arena
         code = read_samples(&view, work, arena, &m->fit[work], err);
     if (code == MZ_OK) /* for readers */
         code = read_quantity_or(&view, "residual", MZ_UNIT_NONE, SIZE_MOST, &residual, err);
-    if (code == MZ_OK && is_product(work)) {
+    if (code == MZ_OK && mz_work_is_product(work)) {
         static const char *const keys[3] = {"tile_rows", "tile_n", "tile_k"};
         for (int i = 0; code == MZ_OK && i < 3; i++)
             code = mz_json_int(&view, keys[i], 0, INT32_MAX, &tile[i], err);
@@ -393,10 +334,11 @@ static json_t *fit_json(const mz_measured *m, mz_work work) {
         failed |= json_array_append_new(list, json_real(fit->term[i])) != 0;
     failed |= json_object_set_new(out, "terms", list) != 0;
     for (int k = 0; k < MZ_FIT_SIZES; k++)
-        failed |= json_object_set_new(out, size_keys[is_product(work)][k], numbers_of(fit, k)) != 0;
+        failed |= json_object_set_new(out, size_keys[mz_work_is_product(work)][k],
+                                      numbers_of(fit, k)) != 0;
     failed |= json_object_set_new(out, "seconds", numbers_of(fit, MZ_FIT_SIZES)) != 0;
     failed |= json_object_set_new(out, "residual", json_real(residual(fit))) != 0;
-    if (is_product(work)) {
+    if (mz_work_is_product(work)) {
         const mz_tiling *t = &m->tiling[work];
         failed |= json_object_set_new(out, "tile_rows", json_integer(t->rows)) != 0;
         failed |= json_object_set_new(out, "tile_n", json_integer(t->n)) != 0;

@@ -3,10 +3,17 @@
  *
  * A fit: seconds = sum of term[i] * feature[i], times a correction. The features of a call are
  * (1, rows, bytes) for kernels that memory binds and (1, n k, m (n + k), m n k) for one tile of m
- * rows of a product; terms are not negative. The correction is what the samples nearest in the
- * logarithms of the sizes say of measured over fitted: a mean weighted by the inverse fourth power
- * of the distance (Shepard, 1968), so it is exact at samples and tends to the nearest one outside.
- */
+ * rows of a product; terms are not negative. The correction is what the samples near in the
+ * logarithms of the sizes say of measured over fitted, in one of two ways:
+ * - between samples: a mean weighted by the inverse fourth power of the distance d (Shepard, 1968),
+ *   exact at samples, the nearest one's outside. For kinds whose ratios are a matter of size;
+ * - smooth: the level here of a plane through the logarithms of the ratios by least squares with
+ *   weights 1 / (1 + d^2)^2 (Cleveland, 1979), outside the sizes sampled as at their border. For
+ *   kinds whose ratios are noise, as those of products are on a machine that others share: it
+ *   averages many of them, where the nearest one's error would be that of every prediction.
+ * A fit is smooth where that tells samples it has not seen at least as well, but for a twentieth:
+ * each is left out in turn, the logarithms' errors are squared and added up. Below
+ * MZ_FIT_SMOOTHED_LEAST samples: between them. */
 #ifndef MIZAN_SIM_CLUSTER_MEASURED_H
 #define MIZAN_SIM_CLUSTER_MEASURED_H
 
@@ -18,18 +25,22 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-enum { MZ_FIT_TERMS = 4, MZ_FIT_SIZES = 3 };
+enum { MZ_FIT_TERMS = 4, MZ_FIT_SIZES = 3, MZ_FIT_SMOOTHED_LEAST = 16 };
 
 typedef struct mz_fit_sample {
     double size[MZ_FIT_SIZES];  /* rows, cols, bytes; or m, n, k */
     double place[MZ_FIT_SIZES]; /* log(1 + size) */
     double seconds, ratio;      /* measured; measured over fitted */
+    double log_ratio;
 } mz_fit_sample;
 
 typedef struct mz_fit {
     double term[MZ_FIT_TERMS];
     int32_t samples; /* 0: not measured */
     mz_fit_sample *sample;
+    /* of mz_fit_finish */
+    bool smooth;                                    /* the correction's way */
+    double least[MZ_FIT_SIZES], most[MZ_FIT_SIZES]; /* places of samples */
 } mz_fit;
 
 /* How a product is cut into tiles that the workers take in turn: at most so many rows of a group,
@@ -65,7 +76,8 @@ typedef struct mz_measured {
 /* Features of sizes as above; returns their number. */
 int32_t mz_fit_features(mz_work work, const double size[MZ_FIT_SIZES],
                         double feature[MZ_FIT_TERMS]);
-/* Places and ratios of the samples from sizes, seconds and terms. */
+/* Places and ratios of the samples from sizes, seconds and terms; the correction's way.
+ * O(samples^2), some ms for products. */
 void mz_fit_finish(mz_fit *fit, mz_work work);
 /* Seconds of one call (one tile) of a finished fit with samples. O(samples). */
 double mz_fit_seconds(const mz_fit *fit, mz_work work, const double size[MZ_FIT_SIZES]);

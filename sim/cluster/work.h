@@ -4,6 +4,8 @@
 #ifndef MIZAN_SIM_CLUSTER_WORK_H
 #define MIZAN_SIM_CLUSTER_WORK_H
 
+#include <stdbool.h>
+
 typedef enum mz_work {                          /* what rows and cols are */
                        MZ_WORK_GROUP_PAIRS,     /* pairs, experts */
                        MZ_WORK_ARRANGE,         /* pair numbers, 1 */
@@ -36,6 +38,10 @@ typedef enum mz_work {                          /* what rows and cols are */
                        MZ_WORK_UP, /* gate and up with SwiGLU: rows, 2I, H */
                        MZ_WORKS
 } mz_work;
+
+static inline bool mz_work_is_product(mz_work work) {
+    return work >= MZ_WORK_FORWARD;
+}
 
 /* "pack", "update_adamw", "product_forward", ...; NULL beyond MZ_WORKS. */
 const char *mz_work_name(mz_work work);
