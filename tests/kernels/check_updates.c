@@ -346,6 +346,28 @@ static void check_spoilt(rig *r) {
     spoil(r, settings_of(MZ_UPDATE_LION));
 }
 
+/* A column's factor that is no number is part of its matrix's RMS: the clip spreads it. */
+static void check_spoilt_factors(rig *r) {
+    enum { ROWS = 9, COLS = 40, N = ROWS * COLS };
+    for (int i = 0; i < 4; i++) {
+        mz_update a = settings_of(i % 2 ? MZ_UPDATE_ADAFACTOR : MZ_UPDATE_SKEWADAM);
+        a.factored = true;
+        a.clip_rms = true;
+        a.step = 3;
+        a.gradient_type = MZ_F32;
+        a.type = (mz_dtype)(i / 2);
+        state s = make_state(r, &a, (tensor){2, ROWS, COLS});
+        s.col[COLS + 17] = NAN;
+        give_state(r, &a, &s);
+        a.gradient = rig_put_floats(r, rig_normals(r, MZ_F32, 2 * N, 1), 2 * N);
+        void *workspace = rig_workspace(r, mz_update_workspace(r->kernels, &a));
+        RIG_OK(r, mz_update_step(r->kernels, 0, &a, workspace));
+        const double *p = rig_values(r, a.type, a.parameter);
+        for (int e = 0; e < 2 * N; e++)
+            RIG_TRUE(r, e < N ? isfinite(p[e]) : isnan(p[e]));
+    }
+}
+
 /* ---- Muon: the update is orthogonal up to what the iteration promises --------------------------
  */
 
@@ -652,6 +674,7 @@ const check checks_of_updates[] = {{"skewadam", check_skewadam},
                                    {"lion", check_lion},
                                    {"spoilt gradients", check_spoilt},
                                    {"muon", check_muon},
+                                   {"spoilt factors", check_spoilt_factors},
                                    {"spoilt gradients of muon", check_spoilt_muon},
                                    {"bias of writing", check_bias},
                                    {"decay of bf16", check_decay},
