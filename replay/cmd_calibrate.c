@@ -57,7 +57,7 @@ static const mz_opt_spec calibrate_spec = {
     .command = "mizan calibrate",
     .synopsis = "-o FILE [--ranks R] [--transport NAME] [options]",
     .about = "Measures this machine's kernels, products, copies and planners, and writes a "
-             "hardware\nprofile that `mizan sim --cluster FILE:GPUS` takes. Two minutes at most; "
+             "hardware\nprofile that `mizan sim --cluster FILE:GPUS` takes. Some two minutes; "
              "--refresh some\n15 seconds.",
     .example = "mizan calibrate -o here.json --ranks 8",
     .table = calibrate_options,

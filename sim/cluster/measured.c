@@ -158,6 +158,9 @@ static mz_code read_samples(mz_json *view, mz_work work, mz_arena *arena, mz_fit
         return code;
     if (count < 1)
         return mz_fail(err, MZ_EINPUT, "%s: no samples", view->where);
+    if (count > MZ_FIT_SAMPLES_MOST)
+        return mz_fail(err, MZ_EINPUT, "%s: %lld samples, at most %d are allowed", view->where,
+                       (long long)count, MZ_FIT_SAMPLES_MOST);
     fit->sample = MZ_NEW(arena, mz_fit_sample, count);
     if (!fit->sample)
         return mz_fail_nomem(err, "a profile's measurements");

@@ -11,9 +11,9 @@
  *   weights 1 / (1 + d^2)^2 (Cleveland, 1979), outside the sizes sampled as at their border. For
  *   kinds whose ratios are noise, as those of products are on a machine that others share: it
  *   averages many of them, where the nearest one's error would be that of every prediction.
- * A fit is smooth where that tells samples it has not seen at least as well, but for a twentieth:
- * each is left out in turn, the logarithms' errors are squared and added up. Below
- * MZ_FIT_SMOOTHED_LEAST samples: between them. */
+ * A fit is smooth where that tells samples it has not seen at least as well, but for a twentieth of
+ * the root of the mean squared error of logarithms, each sample left out in turn. Below
+ * MZ_FIT_SMOOTHED_LEAST samples: between them. A profile may have MZ_FIT_SAMPLES_MOST of a kind. */
 #ifndef MIZAN_SIM_CLUSTER_MEASURED_H
 #define MIZAN_SIM_CLUSTER_MEASURED_H
 
@@ -25,7 +25,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-enum { MZ_FIT_TERMS = 4, MZ_FIT_SIZES = 3, MZ_FIT_SMOOTHED_LEAST = 16 };
+enum { MZ_FIT_TERMS = 4, MZ_FIT_SIZES = 3, MZ_FIT_SMOOTHED_LEAST = 16, MZ_FIT_SAMPLES_MOST = 4096 };
 
 typedef struct mz_fit_sample {
     double size[MZ_FIT_SIZES];  /* rows, cols, bytes; or m, n, k */

@@ -344,6 +344,30 @@ static void bad_measurements_are_refused(void **state) {
     }
 }
 
+static mz_code read_ones(int count, mz_err *err) {
+    mz_arena arena = {0};
+    mz_measured *read = NULL;
+    json_t *ones = json_array();
+    for (int i = 0; i < count; i++)
+        json_array_append_new(ones, json_real(1));
+    json_t *json = json_pack("{s:s, s:s, s:s, s:i, s:i, s:i, s:{s:{s:[iii], s:O, s:O, s:O, s:o}}}",
+                             "machine", "m", "backend", "host", "transport", "local", "processes",
+                             1, "workers", 1, "call", 0, "kinds", "pack", "terms", 1, 2, 3, "rows",
+                             ones, "cols", ones, "bytes", ones, "seconds", ones);
+    assert_non_null(json);
+    const mz_code code = mz_measured_read(json, "x", &arena, &read, err);
+    json_decref(json);
+    mz_arena_free(&arena);
+    return code;
+}
+
+/* Reading takes the square of their number. */
+static void samples_have_a_bound(void **state) {
+    mz_err err = {0};
+    assert_ok(read_ones(MZ_FIT_SAMPLES_MOST, &err), &err);
+    assert_fails(read_ones(MZ_FIT_SAMPLES_MOST + 1, &err), MZ_EINPUT, "4097 samples", &err);
+}
+
 /* Samples of sides 3 to 6 and 6 to 60, tiles of at most 6 of n: within a factor of two is near. */
 static void far_products_are_told_from_near_ones(void **state) {
     (void)state;
@@ -439,6 +463,7 @@ int main(void) {
         cmocka_unit_test(products_are_tiles_taken_in_turn),
         cmocka_unit_test(a_profile_reads_back_what_it_says),
         cmocka_unit_test(bad_measurements_are_refused),
+        cmocka_unit_test(samples_have_a_bound),
         cmocka_unit_test(far_products_are_told_from_near_ones),
         cmocka_unit_test(far_rows_are_told_from_near_ones),
     };
