@@ -2,6 +2,7 @@
 
 #include "common/base/arena.h"
 #include "common/base/rng.h"
+#include "kernels/arithmetic.h"
 #include "kernels/kernels.h"
 #include "replay/data.h"
 #include "replay/kernel_code.h"
@@ -48,8 +49,7 @@ struct mz_verify {
     float *gradient;    /* [2I*H + H*I] */
     double *x, *g, *dx; /* [H] */
     double *u, *v, *h, *dh, *sum, *square;
-    void *row; /* [H] in the job's type, from context memory */
-    float *row_f;
+    void *row;        /* [H] in the job's type, from context memory */
     kept_pairs *kept; /* [micro_batches] */
     int32_t kept_room;
     int64_t *count; /* [E] kept pairs of the rank at hand */
@@ -97,11 +97,10 @@ mz_code mz_verify_create(const mz_replay_job *job, mz_engine *engine, mz_transpo
     for (size_t i = 0; i < sizeof inner / sizeof inner[0]; i++)
         all = (*inner[i] = MZ_NEW(&v->arena, double, I)) && all;
     v->row = MZ_NEW(&v->arena, float, H);
-    v->row_f = MZ_NEW(&v->arena, float, H);
     v->count = MZ_NEW(&v->arena, int64_t, job->experts);
     v->several = MZ_NEW(&v->arena, bool, job->experts);
     v->norm2 = MZ_NEW(&v->arena, double, job->ranks);
-    if (!all || !v->row || !v->row_f || !v->count || !v->several || !v->norm2) {
+    if (!all || !v->row || !v->count || !v->several || !v->norm2) {
         mz_verify_free(&v);
         return mz_fail_nomem(err, "the verification's weights of one layer");
     }
@@ -237,15 +236,8 @@ static mz_code compare_row(mz_verify *v, const mz_engine_seen *seen, const void 
     for (int64_t j = 0; j < H; j++)
         mean += v->square[j] / (double)H;
     for (int64_t j = 0; j < H; j++) {
-        uint16_t bits;
-        float value;
-        if (narrow) {
-            memcpy(&bits, (const char *)v->row + 2 * j, 2);
-            const uint32_t wide = (uint32_t)bits << 16;
-            memcpy(&value, &wide, 4);
-        } else {
-            memcpy(&value, (const char *)v->row + 4 * j, 4);
-        }
+        const double value =
+            narrow ? mz_from_bf16(((const uint16_t *)v->row)[j]) : ((const float *)v->row)[j];
         const double error = excess(v, value, v->sum[j], sqrt(mean));
         if (error > 1)
             return wrong(v, seen->call, seen->rank, what, token, j, value, v->sum[j], error, err);
@@ -260,13 +252,17 @@ typedef struct token_pairs {
     int64_t first, count; /* in call->pairs */
 } token_pairs;
 
+static int64_t pairs_of_token(const mz_pairs *p, int32_t rank, int64_t token) {
+    return p->top_k > 0 ? p->top_k : p->token_pairs[p->token_begin[rank] + token];
+}
+
 static token_pairs pairs_of(const mz_pairs *p, int32_t rank, int64_t token) {
-    if (p->top_k > 0)
-        return (token_pairs){p->pair_begin[rank] + token * p->top_k, p->top_k};
     int64_t first = p->pair_begin[rank];
-    for (int64_t t = 0; t < token; t++)
-        first += p->token_pairs[p->token_begin[rank] + t];
-    return (token_pairs){first, p->token_pairs[p->token_begin[rank] + token]};
+    if (p->top_k > 0)
+        first += token * p->top_k;
+    for (int64_t t = 0; p->top_k <= 0 && t < token; t++)
+        first += pairs_of_token(p, rank, t);
+    return (token_pairs){first, pairs_of_token(p, rank, token)};
 }
 
 static bool has(const mz_engine_seen *seen, const mz_pairs *p, int64_t pair) {
@@ -402,10 +398,6 @@ static double score_of(mz_verify *v, const mz_engine_seen *seen, int64_t token, 
     return all[kind];
 }
 
-static int64_t pairs_of_token(const mz_pairs *p, int32_t rank, int64_t token) {
-    return p->top_k > 0 ? p->top_k : p->token_pairs[p->token_begin[rank] + token];
-}
-
 /* v->count: kept pairs of the rank by expert. They must be as many as the plan says. */
 static mz_code check_counts(mz_verify *v, const mz_engine_seen *seen, mz_err *err) {
     const mz_pairs *p = &seen->call->pairs;
@@ -483,15 +475,14 @@ static mz_code compare_sides(mz_verify *v, const mz_engine_seen *seen, int32_t e
 
 /* The lowest kept pair of a sample counts for max(1, t / sqrt(s)), t the largest score left out;
  * where not all of those were looked at (`all`: they were), for no less than the largest seen says.
- */
+ * t is no higher than the pair's own score, whatever was looked at. */
 static mz_code compare_drawn(mz_verify *v, const mz_engine_seen *seen, const score_side *kept,
                              const score_side *left, bool all, mz_err *err) {
     const double w = mz_data_weight(&v->job, seen->call, kept->pair);
-    const double root = kept->score * draw_of(v, seen, kept->pair);
-    const double wanted = w * (root >= left->score ? 1 : left->score / root);
+    const double draw = draw_of(v, seen, kept->pair), root = kept->score * draw;
+    const double lowest = w * (root >= left->score ? 1 : left->score / root), most = w / draw;
     const double value = weight_of(v, seen, kept->pair);
-    if (!all && value >= wanted)
-        return MZ_OK;
+    const double wanted = all || value < lowest ? lowest : fmin(value, most);
     const double error = excess(v, value, wanted, 0);
     return error <= 1 ? MZ_OK
                       : wrong(v, seen->call, seen->rank, "weight of a drawn pair", kept->token,
@@ -507,10 +498,12 @@ static mz_code check_scores(mz_verify *v, const mz_engine_seen *seen, int32_t ex
     const mz_pairs *p = &seen->call->pairs;
     const int64_t all = seen->call->load.count[(int64_t)seen->rank * v->job.experts + expert];
     const int64_t kept = v->count[expert], left = all - kept;
+    const bool fewer = left < kept;
     score_side sides[] = {
-        {left, least(left, left < kept ? FEWER_SCORES : MORE_SCORES), 0, -1, 0},
-        {kept, least(kept, left < kept ? MORE_SCORES : FEWER_SCORES), 0, -1, 0},
+        {left, least(left, fewer ? FEWER_SCORES : MORE_SCORES), 0, -1, 0},
+        {kept, least(kept, fewer ? MORE_SCORES : FEWER_SCORES), 0, -1, 0},
     };
+    const bool whole = sides[0].wanted == left;
     int64_t pair = p->pair_begin[seen->rank];
     for (int64_t t = 0; t < seen->tokens; t++)
         for (int64_t i = pairs_of_token(p, seen->rank, t); i > 0; i--, pair++)
@@ -518,7 +511,6 @@ static mz_code check_scores(mz_verify *v, const mz_engine_seen *seen, int32_t ex
                 const bool stays = has(seen, p, pair);
                 score_pair(v, seen, t, pair, rng, &sides[stays], stays);
             }
-    const bool whole = left <= (left < kept ? FEWER_SCORES : MORE_SCORES);
     const mz_code code = compare_sides(v, seen, expert, &sides[1], &sides[0], err);
     return code == MZ_OK && seen->drawn ? compare_drawn(v, seen, &sides[1], &sides[0], whole, err)
                                         : code;
@@ -536,7 +528,7 @@ static mz_code check_selection(mz_verify *v, const mz_engine_seen *seen, mz_err 
     return expert < 0 ? MZ_OK : check_scores(v, seen, expert, &rng, err);
 }
 
-static mz_code keep_weights(mz_verify *v, const mz_engine_seen *seen) {
+static void keep_weights(mz_verify *v, const mz_engine_seen *seen) {
     const mz_pairs *p = &seen->call->pairs;
     kept_pairs *kept = &v->kept[seen->call->micro_batch];
     const int64_t n = p->pair_begin[seen->rank + 1] - p->pair_begin[seen->rank];
@@ -544,7 +536,6 @@ static mz_code keep_weights(mz_verify *v, const mz_engine_seen *seen) {
     float *weight = kept->weight + (int64_t)seen->rank * kept->most;
     for (int64_t i = 0; i < n; i++)
         weight[i] = has(seen, p, first + i) ? weight_of(v, seen, first + i) : LEFT_OUT;
-    return MZ_OK;
 }
 
 static mz_code make_weights(mz_verify *v, const mz_replay_call *call, mz_err *err) {
@@ -587,7 +578,7 @@ static mz_code watch(void *self, const mz_engine_seen *seen, mz_err *err) {
     if (seen->dx) {
         code = make_weights(v, seen->call, err);
         if (code == MZ_OK)
-            code = keep_weights(v, seen);
+            keep_weights(v, seen);
         if (code == MZ_OK && seen->plan->has_backward)
             code = check_selection(v, seen, err);
     }
