@@ -42,8 +42,8 @@ static mz_kstatus product(layer *l, mz_product op, mz_groups groups, int64_t n, 
                                   .a = a,
                                   .weight = weight,
                                   .c = c};
-    if (mz_grouped_gemm_workspace(l->kernels, &args) > l->workspace_bytes)
-        return MZ_K_ENOMEM;
+    if (!scratch_fits(l, mz_grouped_gemm_workspace(l->kernels, &args)))
+        return MZ_K_EINVAL;
     return mz_grouped_gemm(l->kernels, 0, &args, l->workspace);
 }
 
@@ -121,8 +121,8 @@ static mz_kstatus choose(layer *l) {
                                     .experts = p->experts,
                                     .kept = l->kept,
                                     .kept_begin = l->kept_begin};
-    if (mz_select_workspace(l->kernels, &selection) > l->workspace_bytes)
-        return MZ_K_ENOMEM;
+    if (!scratch_fits(l, mz_select_workspace(l->kernels, &selection)))
+        return MZ_K_EINVAL;
     mz_kstatus s = mz_row_norms(l->kernels, 0, &norms);
     if (s == MZ_K_OK)
         s = mz_score_pairs(l->kernels, 0, &scoring);
@@ -168,8 +168,8 @@ mz_kstatus backward_resend(layer *l, cost *c) {
                              .h = l->hidden};
     charge(l, c, (double)kept.rows);
     c->flops *= 4.0 / 3;
-    if (mz_expert_up_workspace(l->kernels, &up) > l->workspace_bytes)
-        return MZ_K_ENOMEM;
+    if (!scratch_fits(l, mz_expert_up_workspace(l->kernels, &up)))
+        return MZ_K_EINVAL;
     mz_kstatus s = choose(l);
     if (s == MZ_K_OK)
         s = gather(l, l->x, l->shape.hidden, NULL, l->kept, kept.rows, NULL, l->rows_x);

@@ -52,6 +52,7 @@ typedef struct layer {
     float rate; /* of the optimizers' steps */
     void *workspace;
     size_t workspace_bytes;
+    size_t short_of; /* bytes that an operation wants instead; 0: none does */
 } layer;
 
 /* Every pair's expert by the shape's distribution, and where each expert's pairs begin; arrays of
@@ -59,6 +60,9 @@ typedef struct layer {
 bool draw_pairs(const shape *s, uint64_t *state, int32_t *expert, int64_t *begin);
 mz_kstatus layer_open(mz_kernels *k, const shape *s, uint64_t seed, layer *l);
 void layer_close(layer *l);
+/* False: this much scratch was not set aside, which is a mistake of this program, not of a device
+ * that has little memory; noted in short_of, and the operation is refused (MZ_K_EINVAL). */
+bool scratch_fits(layer *l, size_t bytes);
 
 /* ---- operations (operations.c, backward.c) ------------------------------------------------------
  * Each enqueues itself once and says what it costs at least. */
@@ -111,7 +115,8 @@ typedef struct timing {
     double seconds;      /* NaN: not timed, `message` says why */
     double flops, bytes; /* of one call: the least possible */
     int checked;         /* values that were held against double precision afterwards */
-    bool wrong;          /* and one was not right: `message` says which */
+    bool held;           /* all that were to be, and they are right; else it has no verdict */
+    bool wrong;          /* one was not right, or it was refused: `message` says which */
     char message[160];
 } timing;
 
@@ -128,12 +133,12 @@ double floor_of(const timings *t, const timing *one);
 /* How much of its goal's quantity an operation shows; NaN: not timed, or what it is held against.
  */
 double reached(const timings *t, const timing *one);
-/* "met", "missed", "no goal", "not known" (nothing to hold its time against), "not run", "wrong".
- */
+/* "met", "missed", "no goal", "not known" (nothing to hold its time against), "not run", "wrong",
+ * "not held" (a time, but of results that nothing vouches for). */
 const char *verdict(const timings *t, const timing *one);
 int count_verdicts(const timings *t, const char *which, bool with_goal); /* false: of all rows */
-/* 1: a result is wrong or, on a device that is none of the emulated (`small`), a goal was missed.
- */
+/* 1: a result is wrong or not held or, on a device that is none of the emulated (`small`), a goal
+ * was missed. */
 int exit_of(const timings *t, bool small);
 /* peers: file of their times, or NULL. */
 void print_table(FILE *file, const timings *t, const char *peers, bool small);

@@ -15,11 +15,11 @@ double floor_of(const timings *t, const timing *one) {
     return one->flops > 0 && t->matrix_rate <= 0 ? 0 : fmax(compute, memory);
 }
 
-/* Of another operation on the same shape; NaN: it has no time. */
+/* Of another operation on the same shape; NaN: it has no time, or none that counts. */
 static double seconds_of(const timings *t, const char *name, const char *of) {
     for (int i = 0; i < t->n; i++)
         if (strcmp(t->at[i].operation, name) == 0 && strcmp(t->at[i].shape, of) == 0)
-            return t->at[i].seconds;
+            return t->at[i].held ? t->at[i].seconds : NAN;
     return NAN;
 }
 
@@ -48,6 +48,8 @@ const char *verdict(const timings *t, const timing *one) {
         return "wrong";
     if (!(one->seconds > 0))
         return "not run";
+    if (!one->held)
+        return "not held";
     if (one->goal.kind == GOAL_NONE)
         return "no goal";
     return isnan(x) ? "not known" : reaches(&one->goal, x) ? "met" : "missed";
@@ -63,7 +65,8 @@ int count_verdicts(const timings *t, const char *which, bool with_goal) {
 
 int exit_of(const timings *t, bool small) {
     const bool missed = !small && count_verdicts(t, "missed", true) > 0;
-    return missed || count_verdicts(t, "wrong", false) > 0 ? 1 : 0;
+    const int bad = count_verdicts(t, "wrong", false) + count_verdicts(t, "not held", false);
+    return missed || bad > 0 ? 1 : 0;
 }
 
 /* ---- the table ----------------------------------------------------------------------------------
@@ -104,7 +107,7 @@ static void print_peers(FILE *to, const char *path, const timing *one) {
 
 static void print_row(FILE *file, const timings *t, const timing *one, const char *peers) {
     fprintf(file, "%-32s %-24s ", one->operation, one->shape);
-    if (one->wrong || !(one->seconds > 0)) {
+    if (!one->held || !(one->seconds > 0)) {
         fprintf(file, "%s: %s\n", verdict(t, one), one->message);
         return;
     }
@@ -127,11 +130,13 @@ void print_table(FILE *file, const timings *t, const char *peers, bool small) {
             "cuBLAS product %.0f TFLOP/s; floor: least time by these over time taken; held: values "
             "of its results at this size that were held against double precision%s\n",
             1e-12 * t->copy_rate, 1e-12 * t->matrix_rate, t->cut ? "; cut short by the clock" : "");
-    fprintf(file, "goals: %d met, %d missed, %d not known, %d not run; %d operations wrong%s\n",
-            count_verdicts(t, "met", true), count_verdicts(t, "missed", true),
-            count_verdicts(t, "not known", true), count_verdicts(t, "not run", true),
-            count_verdicts(t, "wrong", false),
-            small ? " (small shapes, emulated: its times say nothing of a GPU)" : "");
+    fprintf(
+        file,
+        "goals: %d met, %d missed, %d not known, %d not run; %d operations wrong, %d not held%s\n",
+        count_verdicts(t, "met", true), count_verdicts(t, "missed", true),
+        count_verdicts(t, "not known", true), count_verdicts(t, "not run", true),
+        count_verdicts(t, "wrong", false), count_verdicts(t, "not held", false),
+        small ? " (small shapes, emulated: its times say nothing of a GPU)" : "");
 }
 
 /* ---- JSON ---------------------------------------------------------------------------------------
@@ -185,9 +190,11 @@ void print_json(FILE *json, const timings *t, bool small) {
     fprintf(json, "{\"emulated\": %s, \"goals_met\": %d, \"goals_missed\": %d,\n",
             small ? "true" : "false", count_verdicts(t, "met", true),
             count_verdicts(t, "missed", true));
-    fprintf(json, "\"goals_not_known\": %d, \"goals_not_run\": %d, \"operations_wrong\": %d,\n",
+    fprintf(json,
+            "\"goals_not_known\": %d, \"goals_not_run\": %d, \"operations_wrong\": %d, "
+            "\"operations_not_held\": %d,\n",
             count_verdicts(t, "not known", true), count_verdicts(t, "not run", true),
-            count_verdicts(t, "wrong", false));
+            count_verdicts(t, "wrong", false), count_verdicts(t, "not held", false));
     fprintf(json, "\"copy_bytes_per_second\": %.6g, \"matrix_flops_per_second\": %.6g,\n",
             t->copy_rate, t->matrix_rate);
     fprintf(json, "\"complete\": %s, \"operations\": [\n", t->cut ? "false" : "true");

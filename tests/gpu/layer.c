@@ -130,6 +130,12 @@ static void halve(const layer *l, mz_segment *segment) {
         }
 }
 
+bool scratch_fits(layer *l, size_t bytes) {
+    if (bytes > l->workspace_bytes)
+        l->short_of = bytes;
+    return bytes <= l->workspace_bytes;
+}
+
 /* What counts, sums and segments are made from. */
 static mz_kstatus make_lists(layer *l, uint64_t *state) {
     const size_t experts = (size_t)l->shape.experts, pairs = (size_t)l->pairs;
@@ -184,8 +190,8 @@ static mz_kstatus order_pairs(layer *l) {
                               .experts = l->shape.experts,
                               .begin = l->begin,
                               .order = l->order};
-    if (mz_group_pairs_workspace(l->kernels, &args) > l->workspace_bytes)
-        return MZ_K_ENOMEM;
+    if (!scratch_fits(l, mz_group_pairs_workspace(l->kernels, &args)))
+        return MZ_K_EINVAL;
     mz_kstatus status = mz_group_pairs(l->kernels, 0, &args, l->workspace);
     return status == MZ_K_OK ? mz_invert(l->kernels, 0, l->order, l->pairs, l->pairs, l->position)
                              : status;

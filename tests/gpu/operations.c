@@ -1,6 +1,5 @@
 /* The operations of kernels.h, each on the buffers of a layer: it enqueues itself once and says
- * what it costs at least. operations.c has those of a layer's way forward and back, more.c the
- * others. */
+ * what it costs at least. The whole backward pass is in backward.c. */
 #include "tests/gpu/gpu.h"
 
 #include <math.h>
@@ -73,8 +72,8 @@ static mz_kstatus draw_scores(layer *l, cost *c) {
 /* Sums of as many counts as there are pairs. */
 static mz_kstatus prefix_sums(layer *l, cost *c) {
     c->bytes = rows_of(l) * 16;
-    if (mz_prefix_sums_workspace(l->kernels, l->pairs) > l->workspace_bytes)
-        return MZ_K_ENOMEM;
+    if (!scratch_fits(l, mz_prefix_sums_workspace(l->kernels, l->pairs)))
+        return MZ_K_EINVAL;
     return mz_prefix_sums(l->kernels, 0, l->length, l->pairs, l->sums, l->workspace);
 }
 
@@ -97,8 +96,8 @@ static mz_kstatus grouped(layer *l, cost *c, bool counts_alone) {
                               .begin = counts_alone ? NULL : l->begin,
                               .order = counts_alone ? NULL : l->order};
     c->bytes = rows_of(l) * (counts_alone ? 4 : 12);
-    if (mz_group_pairs_workspace(l->kernels, &args) > l->workspace_bytes)
-        return MZ_K_ENOMEM;
+    if (!scratch_fits(l, mz_group_pairs_workspace(l->kernels, &args)))
+        return MZ_K_EINVAL;
     return mz_group_pairs(l->kernels, 0, &args, l->workspace);
 }
 static mz_kstatus group_pairs(layer *l, cost *c) {
@@ -118,8 +117,8 @@ static mz_kstatus select_pairs(layer *l, cost *c) {
                                .kept = l->kept,
                                .kept_begin = l->kept_begin};
     c->bytes = rows_of(l) * 16;
-    if (mz_select_workspace(l->kernels, &args) > l->workspace_bytes)
-        return MZ_K_ENOMEM;
+    if (!scratch_fits(l, mz_select_workspace(l->kernels, &args)))
+        return MZ_K_EINVAL;
     return mz_select_pairs(l->kernels, 0, &args, l->workspace);
 }
 
@@ -209,8 +208,8 @@ static mz_kstatus up_product(layer *l, cost *c, mz_product op, mz_product_engine
     c->flops = 2 * rows_of(l) * (double)n * (double)k;
     c->bytes = 2 * rows_of(l) * (double)(n + k) +
                weight_bytes * (double)l->shape.experts * (double)n * (double)k;
-    if (mz_grouped_gemm_workspace(l->kernels, &args) > l->workspace_bytes)
-        return MZ_K_ENOMEM;
+    if (!scratch_fits(l, mz_grouped_gemm_workspace(l->kernels, &args)))
+        return MZ_K_EINVAL;
     return mz_grouped_gemm(l->kernels, 0, &args, l->workspace);
 }
 static mz_kstatus up_forward(layer *l, cost *c) {
@@ -263,8 +262,8 @@ static mz_kstatus down_product(layer *l, cost *c, mz_product op) {
                                                                 : l->hidden};
     c->flops = 2 * rows_of(l) * (double)n * (double)k;
     c->bytes = 2 * (rows_of(l) * (double)(n + k) + (double)l->shape.experts * (double)(n * k));
-    if (mz_grouped_gemm_workspace(l->kernels, &args) > l->workspace_bytes)
-        return MZ_K_ENOMEM;
+    if (!scratch_fits(l, mz_grouped_gemm_workspace(l->kernels, &args)))
+        return MZ_K_EINVAL;
     return mz_grouped_gemm(l->kernels, 0, &args, l->workspace);
 }
 static mz_kstatus down_forward(layer *l, cost *c) {
@@ -291,8 +290,8 @@ static mz_kstatus fused_up(layer *l, cost *c, mz_product_engine engine) {
                                .engine = engine};
     c->flops = 2 * rows_of(l) * n * k;
     c->bytes = 2 * (rows_of(l) * (1.5 * n + k) + (double)l->shape.experts * n * k);
-    if (mz_expert_up_workspace(l->kernels, &args) > l->workspace_bytes)
-        return MZ_K_ENOMEM;
+    if (!scratch_fits(l, mz_expert_up_workspace(l->kernels, &args)))
+        return MZ_K_EINVAL;
     return mz_expert_up_forward(l->kernels, 0, &args, l->workspace);
 }
 static mz_kstatus expert_up(layer *l, cost *c) {
@@ -317,6 +316,8 @@ static mz_kstatus cublas_plain(layer *l, cost *c) {
     c->flops = 2 * (double)l->shape.tokens * (double)args.n * (double)args.k;
     c->bytes =
         2 * ((double)l->shape.tokens * (double)(args.n + args.k) + (double)args.n * (double)args.k);
+    if (!scratch_fits(l, mz_grouped_gemm_workspace(l->kernels, &args)))
+        return MZ_K_EINVAL;
     mz_kstatus status =
         mz_kernels_copy(l->kernels, 0, MZ_COPY_IN, l->kept_begin, begin, sizeof begin);
     return status == MZ_K_OK ? mz_grouped_gemm(l->kernels, 0, &args, l->workspace) : status;
@@ -377,8 +378,8 @@ static mz_kstatus router(layer *l, cost *c, mz_router_kind kind, bool backward) 
     /* backward of the kinds that normalise over the chosen reads their pairs alone and writes all
      */
     c->bytes = dense * 4 * (backward ? 2 : 1) + rows_of(l) * 8;
-    if (mz_router_workspace(l->kernels, &args) > l->workspace_bytes)
-        return MZ_K_ENOMEM;
+    if (!scratch_fits(l, mz_router_workspace(l->kernels, &args)))
+        return MZ_K_EINVAL;
     return backward ? mz_router_backward(l->kernels, 0, &args, l->workspace)
                     : mz_router_forward(l->kernels, 0, &args, l->workspace);
 }
@@ -400,8 +401,8 @@ static mz_kstatus losses(layer *l, cost *c) {
     mz_router args = router_of(l, MZ_ROUTER_SOFTMAX);
     args.aux_factor = args.z_factor = 1;
     c->bytes = (double)l->shape.tokens * l->shape.experts * 4;
-    if (mz_router_workspace(l->kernels, &args) > l->workspace_bytes)
-        return MZ_K_ENOMEM;
+    if (!scratch_fits(l, mz_router_workspace(l->kernels, &args)))
+        return MZ_K_EINVAL;
     return mz_router_losses(l->kernels, 0, &args, l->loss, l->workspace);
 }
 
@@ -420,8 +421,8 @@ static mz_kstatus update(layer *l, cost *c, mz_update args, double bytes_each) {
     args.rate = l->rate;
     args.step = 1000;
     c->bytes = bytes_each * (double)args.matrices * (double)args.rows * (double)args.cols;
-    if (mz_update_workspace(l->kernels, &args) > l->workspace_bytes)
-        return MZ_K_ENOMEM;
+    if (!scratch_fits(l, mz_update_workspace(l->kernels, &args)))
+        return MZ_K_EINVAL;
     return mz_update_step(l->kernels, 0, &args, l->workspace);
 }
 /* Two sweeps over the gradient (2 + 2), the parameter read and written (2 + 2). */

@@ -14,6 +14,7 @@ static timing row(const char *name, goal g, double seconds, double flops, double
                     .shape = "layer",
                     .goal = g,
                     .seconds = seconds,
+                    .held = true,
                     .flops = flops,
                     .bytes = bytes};
 }
@@ -109,6 +110,25 @@ static void wrong_results(void **state) {
     assert_int_equal(count_verdicts(&t, "met", true), 0);
 }
 
+/* Nor is a time worth anything when nothing holds what it wrote, its own or that it is a share of.
+ */
+static void results_not_held(void **state) {
+    (void)state;
+    timings t = {.n = 2, .copy_rate = 1, .matrix_rate = 1};
+    t.at[0] = row("all", (goal){GOAL_FLOPS, 1, NULL}, 1, 2, 1);
+    t.at[1] = row("half", (goal){GOAL_TIME_SHARE, 0.6, "all"}, 0.5, 1, 1);
+    assert_string_equal(verdict(&t, &t.at[1]), "met");
+    assert_int_equal(exit_of(&t, true), 0);
+    t.at[0].held = false;
+    assert_string_equal(verdict(&t, t.at), "not held");
+    assert_string_equal(verdict(&t, &t.at[1]), "not known");
+    assert_int_equal(count_verdicts(&t, "met", true), 0);
+    assert_int_equal(exit_of(&t, true), 1);
+    t.at[0].seconds = NAN; /* never timed: nothing to hold */
+    assert_string_equal(verdict(&t, t.at), "not run");
+    assert_int_equal(exit_of(&t, true), 0);
+}
+
 static void floors(void **state) {
     (void)state;
     timings t = {.n = 1, .copy_rate = 4e12, .matrix_rate = 8e14};
@@ -140,16 +160,20 @@ static void texts(void **state) {
     assert_non_null(strstr(text, "\"verdict\": \"not run\", \"message\": \"said \\\"no\\\"\""));
     assert_non_null(strstr(text, ">= 80% copy: 25%"));
     assert_non_null(strstr(text, "not run: said"));
-    assert_non_null(
-        strstr(text, "goals: 0 met, 1 missed, 0 not known, 1 not run; 0 operations wrong"));
+    assert_non_null(strstr(
+        text, "goals: 0 met, 1 missed, 0 not known, 1 not run; 0 operations wrong, 0 not held"));
     free(text);
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(copy_goals), cmocka_unit_test(flops_goals),
-        cmocka_unit_test(time_goals), cmocka_unit_test(times_that_are_none),
-        cmocka_unit_test(exit_codes), cmocka_unit_test(wrong_results),
-        cmocka_unit_test(floors),     cmocka_unit_test(texts)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(copy_goals),
+                                       cmocka_unit_test(flops_goals),
+                                       cmocka_unit_test(time_goals),
+                                       cmocka_unit_test(times_that_are_none),
+                                       cmocka_unit_test(exit_codes),
+                                       cmocka_unit_test(wrong_results),
+                                       cmocka_unit_test(results_not_held),
+                                       cmocka_unit_test(floors),
+                                       cmocka_unit_test(texts)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

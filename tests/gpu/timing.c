@@ -58,7 +58,7 @@ static mz_kstatus measure(layer *l, operation_run *run, bool small, timing *t) {
 }
 
 static void note_ceiling(timings *t, const timing *one) {
-    if (isnan(one->seconds))
+    if (isnan(one->seconds) || !one->held)
         return;
     if (strcmp(one->operation, "copy (ceiling)") == 0)
         t->copy_rate = fmax(t->copy_rate, one->bytes / one->seconds);
@@ -87,11 +87,33 @@ static mz_kstatus hold(layer *l, const operation *o, uint64_t seed, timing *one)
     for (int i = 0; i < p.copies; i++)
         free(p.host[i]);
     one->checked = p.checked;
-    one->wrong = p.wrong || (p.status == MZ_K_OK && p.checked == 0);
-    if (one->wrong)
-        snprintf(one->message, sizeof one->message, "%s",
-                 p.wrong ? p.message : "nothing of its results was checked");
+    one->wrong = p.wrong;
+    one->held = p.status == MZ_K_OK && !p.wrong && p.checked > 0;
+    if (p.wrong)
+        snprintf(one->message, sizeof one->message, "%s", p.message);
+    else if (p.status == MZ_K_ENOMEM)
+        snprintf(one->message, sizeof one->message, "no room for copies of its results");
+    else if (p.status == MZ_K_OK && p.checked == 0)
+        snprintf(one->message, sizeof one->message, "nothing of its results was checked");
     return p.status;
+}
+
+/* Why there is no time, or why nothing holds it. Only for want of memory may an operation be left
+ * out, and the vendor's by the vendor; what else is refused is wrong. `own`: not the vendor's. */
+static void note_refusal(const layer *l, mz_kstatus status, bool own, timing *one) {
+    one->wrong |= l->short_of > 0 || status == MZ_K_EFAILED || (status != MZ_K_ENOMEM && own);
+    if (one->message[0])
+        return;
+    if (l->short_of > 0)
+        snprintf(one->message, sizeof one->message, "needs %zu bytes of scratch, which has %zu",
+                 l->short_of, l->workspace_bytes);
+    else
+        snprintf(one->message, sizeof one->message, "%s",
+                 status == MZ_K_ENOMEM ? "needs more memory" : mz_kernels_error(l->kernels));
+}
+
+static bool is_own(const operation *o) {
+    return !o->list || strcmp(o->list, "vendor") != 0;
 }
 
 /* A refusal is a line of the table; a device that fails ends the run. */
@@ -108,12 +130,12 @@ static mz_kstatus time_layer(layer *l, bool small, double deadline, const char *
                      wrong ? "its checks failed" : "the time is up");
             continue;
         }
+        l->short_of = 0;
         mz_kstatus status = measure(l, operations[i].run, small, one);
         if (status == MZ_K_OK)
             status = hold(l, &operations[i], seed++, one);
         if (status != MZ_K_OK)
-            snprintf(one->message, sizeof one->message, "%s",
-                     status == MZ_K_ENOMEM ? "needs more memory" : mz_kernels_error(l->kernels));
+            note_refusal(l, status, is_own(&operations[i]), one);
         if (status == MZ_K_EFAILED)
             return status;
         note_ceiling(t, one);
@@ -134,17 +156,19 @@ mz_kstatus time_all(mz_kernels *k, bool small, uint64_t seed, double deadline, c
     mz_kstatus status = MZ_K_OK;
     for (int i = 0; i < n && status != MZ_K_EFAILED && t->n < TIMINGS_MOST; i++) {
         layer l = {.kernels = k};
+        timing *all = NULL; /* the row of a shape that is left out */
         status = t->cut ? MZ_K_OK : layer_open(k, &s[i], seed, &l);
         if (t->cut || status != MZ_K_OK)
-            snprintf(add_row(t, "all", s[i].name)->message, sizeof t->at->message, "not timed: %s",
-                     t->cut                  ? "the time is up"
-                     : status == MZ_K_ENOMEM ? "too little memory for this shape"
-                                             : mz_kernels_error(k));
+            all = add_row(t, "all", s[i].name);
+        if (t->cut)
+            snprintf(all->message, sizeof all->message, "not timed: the time is up");
+        else if (all)
+            note_refusal(&l, status, true, all);
         else
             status = time_layer(&l, small, deadline, failed, t);
         layer_close(&l);
     }
-    return status == MZ_K_ENOMEM ? MZ_K_OK : status;
+    return status == MZ_K_EFAILED ? status : MZ_K_OK; /* all else is in the rows */
 }
 
 /* ---- the plan -----------------------------------------------------------------------------------
