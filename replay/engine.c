@@ -17,8 +17,9 @@ static double *detail_at(mz_engine *e, int32_t rank, mz_phase phase, int32_t lay
     return e->detail_s + ((int64_t)layer * e->local + (rank - e->first)) * MZ_PHASES + phase;
 }
 
-static mz_code notify(mz_engine *e, int32_t rank, mz_phase phase, int32_t layer, mz_err *err) {
-    return e->notice ? e->notice(e->noticer, rank, phase, layer, err) : MZ_OK;
+static mz_code notify(mz_engine *e, int32_t rank, mz_phase phase, int32_t layer, int32_t row,
+                      mz_err *err) {
+    return e->notice ? e->notice(e->noticer, rank, phase, layer, row, err) : MZ_OK;
 }
 
 /* What was asked to be corrupted in a phase is nothing that comes later. */
@@ -33,7 +34,7 @@ mz_code engine_charge(mz_engine *e, int32_t rank, mz_phase phase, int32_t layer,
     if (status != MZ_K_OK)
         return engine_kernel(e, status, mz_phase_name(phase), rank, layer, err);
     *detail_at(e, rank, phase, layer) += mz_now() - start;
-    return phase_over(e, notify(e, rank, phase, layer, err));
+    return phase_over(e, notify(e, rank, phase, layer, layer, err));
 }
 
 void engine_charge_shared(mz_engine *e, mz_phase phase, int32_t layer, double start) {
@@ -86,12 +87,17 @@ mz_code engine_add_lane(mz_engine *e, int32_t from, int32_t to, const void *send
     return MZ_OK;
 }
 
-mz_code engine_exchange(mz_engine *e, mz_phase phase, int32_t layer, mz_err *err) {
+/* For messages: what is of all layers names none. */
+static void say_doing(mz_engine *e, mz_phase phase, int32_t layer) {
+    e->transport->doing = mz_phase_name(phase);
+    e->transport->layer = layer < e->job.layers ? layer : -1;
+}
+
+mz_code engine_exchange(mz_engine *e, mz_phase phase, int32_t layer, int32_t row, mz_err *err) {
     const mz_transport_bytes before = e->transport->moved;
     memset(e->exchange_s, 0, sizeof *e->exchange_s * (size_t)e->local);
-    e->transport->doing = mz_phase_name(phase);
-    e->transport->layer = layer;
-    mz_code code = notify(e, e->first, phase, layer, err);
+    say_doing(e, phase, layer);
+    mz_code code = notify(e, e->first, phase, layer, row, err);
     if (code == MZ_OK)
         code =
             mz_transport_exchange(e->transport, e->lanes.lane, e->lanes.count, e->exchange_s, err);
@@ -99,15 +105,14 @@ mz_code engine_exchange(mz_engine *e, mz_phase phase, int32_t layer, mz_err *err
     e->figures.moved.within += e->transport->moved.within - before.within;
     e->figures.moved.between += e->transport->moved.between - before.between;
     for (int32_t i = 0; i < e->local; i++)
-        *detail_at(e, e->first + i, phase, layer) += e->exchange_s[i];
+        *detail_at(e, e->first + i, phase, row) += e->exchange_s[i];
     return phase_over(e, code);
 }
 
 mz_code engine_gather(mz_engine *e, const void *mine, size_t bytes, void *all, mz_phase phase,
                       int32_t layer, double start, mz_err *err) {
-    e->transport->doing = mz_phase_name(phase);
-    e->transport->layer = layer;
-    mz_code code = notify(e, e->first, phase, layer, err);
+    say_doing(e, phase, layer);
+    mz_code code = notify(e, e->first, phase, layer, layer, err);
     if (code == MZ_OK)
         code = mz_transport_gather(e->transport, mine, bytes, all, err);
     engine_charge_shared(e, phase, layer, start);

@@ -76,10 +76,11 @@ void mz_engine_set_watch(mz_engine *engine, mz_engine_watch watch, void *self);
 
 /* ---- what a run may do between phases: interrupts, injected faults
  * ----------------------------------- Called, when set, when a local rank's part of a phase is done
- * (rank), and before the lanes of an exchange run (this process's first rank). An error ends the
- * call with it. */
+ * (rank), and before the lanes of an exchange run (this process's first rank). row: where its time
+ * is charged, job.layers for the whole step; layer: the same, but of lanes that of what moves. An
+ * error ends the call with it. */
 typedef mz_code (*mz_engine_notice)(void *self, int32_t rank, mz_phase phase, int32_t layer,
-                                    mz_err *err);
+                                    int32_t row, mz_err *err);
 void mz_engine_set_notice(mz_engine *engine, mz_engine_notice notice, void *self);
 
 #endif

@@ -188,8 +188,8 @@ mz_code experts_add_line(mz_experts *x, int32_t from, int32_t to, experts_direct
 mz_code experts_add_padding(mz_experts *x, int32_t from, int32_t to, int64_t bytes, int32_t layer,
                             mz_err *err);
 /* Runs all pieces, the charged ones as `phase` of `row` (a layer, or the whole step's), and empties
- * the list. */
-mz_code experts_run_pieces(mz_experts *x, mz_phase phase, int32_t row, mz_err *err);
+ * the list. layer: that of the pieces, job.layers where they are of all. */
+mz_code experts_run_pieces(mz_experts *x, mz_phase phase, int32_t layer, int32_t row, mz_err *err);
 /* The same of pieces that are all uncharged: no phase sees it. */
 mz_code experts_run_uncharged(mz_experts *x, mz_err *err);
 /* Both matrices of a contiguous [3HI]. */

@@ -91,7 +91,7 @@ mz_code experts_add_padding(mz_experts *x, int32_t from, int32_t to, int64_t byt
                          : code;
 }
 
-static mz_code run_charged(mz_experts *x, mz_phase phase, int32_t row, mz_err *err) {
+static mz_code run_charged(mz_experts *x, mz_phase phase, int32_t layer, int32_t row, mz_err *err) {
     mz_engine *e = x->e;
     int64_t lanes = 0;
     mz_code code = MZ_OK;
@@ -102,7 +102,7 @@ static mz_code run_charged(mz_experts *x, mz_phase phase, int32_t row, mz_err *e
             code = engine_add_lane(e, p->from, p->to, p->send, p->receive, p->charged,
                                    &e->figures.transfer_bytes, err);
     }
-    return code == MZ_OK && lanes > 0 ? engine_exchange(e, phase, row, err) : code;
+    return code == MZ_OK && lanes > 0 ? engine_exchange(e, phase, layer, row, err) : code;
 }
 
 static void drop_pieces(mz_experts *x) {
@@ -133,8 +133,8 @@ mz_code experts_run_uncharged(mz_experts *x, mz_err *err) {
     return code;
 }
 
-mz_code experts_run_pieces(mz_experts *x, mz_phase phase, int32_t row, mz_err *err) {
-    const mz_code code = run_charged(x, phase, row, err);
+mz_code experts_run_pieces(mz_experts *x, mz_phase phase, int32_t layer, int32_t row, mz_err *err) {
+    const mz_code code = run_charged(x, phase, layer, row, err);
     if (code == MZ_OK)
         return experts_run_uncharged(x, err);
     drop_pieces(x);
@@ -229,7 +229,7 @@ static mz_code send_wave(mz_experts *x, int32_t layer, const mz_plan *plan, int3
         if (code == MZ_OK)
             code = experts_add_padding(x, edge->src, edge->dst, budget, layer, err);
     }
-    return code == MZ_OK ? experts_run_pieces(x, MZ_PHASE_WEIGHT_MOVE, layer, err) : code;
+    return code == MZ_OK ? experts_run_pieces(x, MZ_PHASE_WEIGHT_MOVE, layer, layer, err) : code;
 }
 
 mz_code experts_send_weights(mz_experts *x, int32_t layer, const mz_plan *plan, mz_move_phase phase,

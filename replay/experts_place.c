@@ -311,7 +311,7 @@ static mz_code move_arrivals(mz_experts *x, int32_t layer, int32_t row, mz_err *
     for (int64_t i = 0; code == MZ_OK && i < x->arrivals; i++)
         code = receive(x, layer, &x->arrival[i], err);
     if (code == MZ_OK)
-        code = experts_run_pieces(x, MZ_PHASE_WEIGHT_MOVE, row, err);
+        code = experts_run_pieces(x, MZ_PHASE_WEIGHT_MOVE, layer, row, err);
     if (code == MZ_OK)
         code = store_uncharged(x, layer, err);
     if (code == MZ_OK)

@@ -124,7 +124,7 @@ static void place_of_sum(const mz_experts *x, int64_t j, char *part[]) {
 /* Runs what was collected for the sums, adds it up and closes them. */
 static mz_code run_sums(mz_experts *x, int32_t layer, const mz_plan *plan, mz_err *err) {
     mz_engine *e = x->e;
-    mz_code code = experts_run_pieces(x, MZ_PHASE_REPLICA_REDUCE, layer, err);
+    mz_code code = experts_run_pieces(x, MZ_PHASE_REPLICA_REDUCE, layer, layer, err);
     for (int64_t i = 0; code == MZ_OK && i < x->sums; i++) {
         const experts_sum *s = &x->sum[i];
         if (!experts_local(x, s->rank))
@@ -354,7 +354,7 @@ static int32_t chunk_of(const mz_experts *x, int32_t hosts, int32_t rank) {
 
 static mz_code sum_chunks(mz_experts *x, int32_t layer, const mz_plan *plan, mz_err *err) {
     const int64_t rows = x->all / x->e->job.hidden;
-    mz_code code = experts_run_pieces(x, MZ_PHASE_REPLICA_REDUCE, layer, err);
+    mz_code code = experts_run_pieces(x, MZ_PHASE_REPLICA_REDUCE, layer, layer, err);
     for (int64_t i = 0; code == MZ_OK && i < x->sums; i++) {
         const experts_sum *s = &x->sum[i];
         if (!experts_local(x, s->rank))
@@ -415,7 +415,7 @@ static mz_code run_rings(mz_experts *x, int32_t layer, const mz_plan *plan, mz_e
     for (int32_t e = 0; code == MZ_OK && e < plan->experts; e++)
         if (is_ring(x, plan, e))
             code = gather_ring(x, layer, plan, e, err);
-    return code == MZ_OK ? experts_run_pieces(x, MZ_PHASE_REPLICA_REDUCE, layer, err) : code;
+    return code == MZ_OK ? experts_run_pieces(x, MZ_PHASE_REPLICA_REDUCE, layer, layer, err) : code;
 }
 
 static mz_code run_trees(mz_experts *x, int32_t layer, const mz_plan *plan, mz_err *err) {
@@ -510,7 +510,7 @@ static mz_code take_parts(mz_experts *x, int32_t layer, const mz_plan *plan, mz_
         for (int32_t e = 0; code == MZ_OK && e < plan->experts; e++)
             code = send_part(x, layer, plan, e, r, experts_at(base, e * n * x->value_bytes), err);
     }
-    return code == MZ_OK ? experts_run_pieces(x, MZ_PHASE_REPLICA_REDUCE, layer, err) : code;
+    return code == MZ_OK ? experts_run_pieces(x, MZ_PHASE_REPLICA_REDUCE, layer, layer, err) : code;
 }
 
 /* Every rank's parts, in the place of the slots' gradients, which are used up. */

@@ -225,7 +225,9 @@ static mz_code refresh(mz_experts *x, mz_err *err) {
                 if (counts(x, l, r, j, false) && !counts(x, l, r, j, true) &&
                     !job->traits->replica_optimizer)
                     code = refresh_slot(x, l, r, j, err);
-    return code == MZ_OK ? experts_run_pieces(x, MZ_PHASE_WEIGHT_MOVE, job->layers, err) : code;
+    return code == MZ_OK
+               ? experts_run_pieces(x, MZ_PHASE_WEIGHT_MOVE, job->layers, job->layers, err)
+               : code;
 }
 
 /* ---- an optimizer that is cut over the group
@@ -254,7 +256,8 @@ static mz_code take_weights(mz_experts *x, int32_t layer, mz_err *err) {
                                     &none, err);
         }
     }
-    return code == MZ_OK ? experts_run_pieces(x, MZ_PHASE_WEIGHT_MOVE, job->layers, err) : code;
+    return code == MZ_OK ? experts_run_pieces(x, MZ_PHASE_WEIGHT_MOVE, layer, job->layers, err)
+                         : code;
 }
 
 static mz_code update_parts(mz_experts *x, int32_t layer, int32_t rank, mz_err *err) {
@@ -310,7 +313,7 @@ static mz_code spread_weights(mz_experts *x, int32_t layer, mz_err *err) {
                 return experts_bug(layer, e, r, "no move brings fresh weights", err);
             code = fill_slot(x, layer, r, j, e, m->hide == MZ_HIDE_FREE, err);
         }
-    return code == MZ_OK ? experts_run_pieces(x, MZ_PHASE_WEIGHT_MOVE, x->e->job.layers, err)
+    return code == MZ_OK ? experts_run_pieces(x, MZ_PHASE_WEIGHT_MOVE, layer, x->e->job.layers, err)
                          : code;
 }
 

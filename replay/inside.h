@@ -58,8 +58,10 @@ mz_code engine_kernel(mz_engine *e, mz_kstatus status, const char *what, int32_t
  * local. send or receive of a rank elsewhere is not looked at. */
 mz_code engine_add_lane(mz_engine *e, int32_t from, int32_t to, const void *send, void *receive,
                         int64_t bytes, int64_t *counter, mz_err *err);
-/* Runs the lanes collected, charges each local rank's time to the phase, and empties the list. */
-mz_code engine_exchange(mz_engine *e, mz_phase phase, int32_t layer, mz_err *err);
+/* Runs the lanes collected, charges each local rank's time to the phase in `row`, and empties the
+ * list. layer: that of what moves, or job.layers where it is of several; row: layer, or job.layers
+ * for what is the whole step's. */
+mz_code engine_exchange(mz_engine *e, mz_phase phase, int32_t layer, int32_t row, mz_err *err);
 /* mz_transport_gather of host memory; what passed since `start` is charged in equal shares. */
 mz_code engine_gather(mz_engine *e, const void *mine, size_t bytes, void *all, mz_phase phase,
                       int32_t layer, double start, mz_err *err);

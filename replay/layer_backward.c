@@ -472,7 +472,8 @@ static mz_code dispatch(const layer_call *c) {
     if (code == MZ_OK && is_saved(c))
         code = layer_lanes(c, &rows);
     if (code == MZ_OK)
-        code = engine_exchange(e, MZ_PHASE_BACKWARD_DISPATCH, c->call->layer, c->err);
+        code =
+            engine_exchange(e, MZ_PHASE_BACKWARD_DISPATCH, c->call->layer, c->call->layer, c->err);
     layer_give_each(c, CALL_BACK_SEND);
     layer_give_each(c, CALL_SAVED);
     return code;
@@ -690,7 +691,8 @@ static mz_code combine(const layer_call *c) {
     if (code == MZ_OK)
         code = layer_lanes(c, &rows);
     if (code == MZ_OK)
-        code = engine_exchange(e, MZ_PHASE_BACKWARD_COMBINE, c->call->layer, c->err);
+        code =
+            engine_exchange(e, MZ_PHASE_BACKWARD_COMBINE, c->call->layer, c->call->layer, c->err);
     layer_give_each(c, CALL_INPUT_BACK);
     layer_give_each(c, CALL_DOTS);
     return code;

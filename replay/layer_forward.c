@@ -101,7 +101,7 @@ static mz_code dispatch(const layer_call *c) {
                                             .bytes = c->row,
                                             .counter = &e->figures.dispatch_bytes});
     if (code == MZ_OK)
-        code = engine_exchange(e, MZ_PHASE_DISPATCH, c->call->layer, c->err);
+        code = engine_exchange(e, MZ_PHASE_DISPATCH, c->call->layer, c->call->layer, c->err);
     layer_give_each(c, CALL_SEND);
     return code;
 }
@@ -191,7 +191,7 @@ static mz_code combine(const layer_call *c) {
     if (code == MZ_OK && returns_norms(c))
         code = layer_lanes(c, &rows);
     if (code == MZ_OK)
-        code = engine_exchange(e, MZ_PHASE_COMBINE, c->call->layer, c->err);
+        code = engine_exchange(e, MZ_PHASE_COMBINE, c->call->layer, c->call->layer, c->err);
     layer_give_each(c, CALL_OUTPUTS);
     layer_give_each(c, CALL_ROW_NORMS);
     return code;

@@ -64,8 +64,8 @@ struct mz_replay {
 /* ---- what happens inside an engine -------------------------------------------------------------
  */
 
-/* Verification looks at one layer of a step: a fault of another one would prove nothing. Row
- * `layers` is the whole step's. */
+/* Verification looks at one layer of a step: a fault of another one would prove nothing. `layers`:
+ * what is of all layers at once, that one among them. */
 static void corrupt(replay_policy *p, int32_t layer) {
     mz_replay *r = p->replay;
     const mz_fault *f = &r->options.fault;
@@ -78,7 +78,8 @@ static void corrupt(replay_policy *p, int32_t layer) {
 }
 
 /* Called at every phase of every rank: the place for faults, and for interrupts. */
-static mz_code notice(void *self, int32_t rank, mz_phase phase, int32_t layer, mz_err *err) {
+static mz_code notice(void *self, int32_t rank, mz_phase phase, int32_t layer, int32_t row,
+                      mz_err *err) {
     replay_policy *p = self;
     mz_replay *r = p->replay;
     const mz_fault *f = &r->options.fault;
@@ -303,7 +304,7 @@ static mz_code plan_call(mz_replay *r, replay_policy *p, const mz_replay_step *s
     note_plan(r, p, keep);
     mz_engine_charge_all(p->engine, MZ_PHASE_PLANNER, call->layer, took);
     p->aside_s += mz_now() - start - took;
-    return notice(p, r->transport->first, MZ_PHASE_PLANNER, call->layer, err);
+    return notice(p, r->transport->first, MZ_PHASE_PLANNER, call->layer, call->layer, err);
 }
 
 static mz_code run_micro_batch(mz_replay *r, replay_policy *p, const mz_replay_step *step,

@@ -404,7 +404,7 @@ static void short_memory(void **state) {
     }
 }
 
-static mz_code stop_in_experts(void *self, int32_t rank, mz_phase phase, int32_t layer,
+static mz_code stop_in_experts(void *self, int32_t rank, mz_phase phase, int32_t layer, int32_t row,
                                mz_err *err) {
     int *left = self;
     if (phase == MZ_PHASE_BACKWARD_EXPERTS && layer == 0 && rank == 1 && --*left == 0)
@@ -510,7 +510,7 @@ static void assert_same(const bytes_of_step *a, const bytes_of_step *b) {
     assert_memory_equal(a->gradient, b->gradient, a->values);
 }
 
-/* The same bytes with one thread and stream and with three, on the emulated device in another order
+/* The same bytes with one thread and with three, on the emulated device in another order
  * of its blocks and threads; and in a second step of the same engine. */
 static void same_bytes(void **state) {
     static const char *const some[] = {"lrmoe[keep=0.5]", "lrmoe[keep=0.3,activations=resend]",

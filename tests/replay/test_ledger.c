@@ -247,16 +247,17 @@ static mz_code gathered(mz_transport *t, const void *mine, size_t bytes, void *a
 
 /* Conversions of master weights belong to the update's kind of work. Products that recomputation
  * repeats are told once. */
-static mz_code done(void *self, int32_t rank, mz_phase phase, int32_t layer, mz_err *err) {
+static mz_code done(void *self, int32_t rank, mz_phase phase, int32_t layer, int32_t row,
+                    mz_err *err) {
     counting *c = self;
     leave_untimed(c);
-    exchanged(c, phase, layer);
+    exchanged(c, phase, row);
     c->phase = phase;
-    c->layer = layer;
+    c->layer = row;
     for (size_t i = 0; c->engine->lanes.count == 0 && i < c->pending.count; i++) {
         mz_step_charge e = c->pending.entry[i].charge;
         e.phase = phase;
-        e.layer = layer;
+        e.layer = row;
         e.rank = rank;
         if (phase == MZ_PHASE_REPLICA_REDUCE && e.work == MZ_WORK_COMBINE) {
             e.work = MZ_WORK_ADD;
