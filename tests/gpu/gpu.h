@@ -34,7 +34,7 @@ typedef struct layer {
     int64_t *count, *length, *sums, *arranged; /* [experts], [pairs], [pairs+1], [pairs] */
     mz_segment *segment;                       /* [2 experts]: two hosts for every expert */
     int32_t *expert, *chosen;                  /* [pairs] */
-    float *score, *norm, *dot, *logits, *router_weight;             /* fp32 */
+    float *score, *drawn, *norm, *dot, *logits, *router_weight;     /* fp32 */
     void *x, *packed, *gate_up, *hidden, *dhidden, *dgate_up, *out; /* rows as their names say */
     /* routers with any number of pairs a token: [tokens * experts], [tokens+1]; few logits > 0 */
     float *few_logits, *listed_weight, *gate_norm, *bias, *loss;
@@ -89,15 +89,15 @@ typedef struct probe {
 typedef void operation_check(probe *p);
 operation_check check_copy, check_zero, check_widen, check_narrow, check_norms, check_dots,
     check_scores, check_drawn_scores, check_grouping, check_counts, check_sums, check_places,
-    check_arranged, check_selection, check_packed, check_scaled, check_unpacked, check_combined,
-    check_swiglu_forward, check_swiglu_backward, check_gate_norms, check_gate_norms_backward,
-    check_up_forward, check_up_dgrad, check_up_wgrad, check_up_wgrad_wide, check_down_forward,
-    check_down_dgrad, check_down_wgrad, check_plain, check_expert_up, check_softmax,
-    check_softmax_backward, check_sigmoid, check_sigmoid_backward, check_aoe, check_aoe_backward,
-    check_relu, check_relu_backward, check_routing_free, check_routing_free_backward, check_losses,
-    check_skewadam_factored, check_skewadam_momentum, check_skewadam_full, check_adamw,
-    check_adafactor, check_lion, check_muon, check_backward_full, check_backward_kept,
-    check_backward_resend;
+    check_arranged, check_selection, check_scaled_selection, check_packed, check_scaled,
+    check_unpacked, check_combined, check_swiglu_forward, check_swiglu_backward, check_gate_norms,
+    check_gate_norms_backward, check_up_forward, check_up_dgrad, check_up_wgrad,
+    check_up_wgrad_wide, check_down_forward, check_down_dgrad, check_down_wgrad, check_plain,
+    check_expert_up, check_softmax, check_softmax_backward, check_sigmoid, check_sigmoid_backward,
+    check_aoe, check_aoe_backward, check_relu, check_relu_backward, check_routing_free,
+    check_routing_free_backward, check_losses, check_skewadam_factored, check_skewadam_momentum,
+    check_skewadam_full, check_adamw, check_adafactor, check_lion, check_muon, check_backward_full,
+    check_backward_kept, check_backward_resend;
 
 /* ---- timings and what they are worth (judge.c)
  * ---------------------------------------------------
@@ -157,8 +157,11 @@ typedef struct operation {
 extern const operation operations[];
 extern const int operations_count;
 goal goal_of(const layer *l, const operation *o);
-int64_t gate_rank(const layer *l);                        /* r of mz_gate_norms */
-mz_router router_of(const layer *l, mz_router_kind kind); /* on the layer's buffers */
+int64_t gate_rank(const layer *l); /* r of mz_gate_norms */
+enum { DRAW_SEED = 5 };            /* of scores that are drawn, and the weights of a sample */
+/* On the layer's buffers. */
+mz_score_args scores_of(const layer *l, mz_score kind);
+mz_router router_of(const layer *l, mz_router_kind kind);
 
 /* ---- measuring (timing.c) -----------------------------------------------------------------------
  */

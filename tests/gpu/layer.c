@@ -266,6 +266,7 @@ static mz_kstatus make_rows(layer *l, uint64_t *state) {
                  {&l->hidden, pairs * width},
                  {&l->dhidden, pairs * width},
                  {&l->score, 4 * pairs},
+                 {&l->drawn, 4 * pairs},
                  {&l->norm, 4 * pairs},
                  {&l->router_weight, 4 * pairs},
                  {&l->chosen, 4 * pairs},

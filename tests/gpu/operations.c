@@ -49,16 +49,19 @@ static mz_kstatus zero(layer *l, cost *c) {
     return mz_kernels_zero(l->kernels, 0, l->out, bytes);
 }
 
+mz_score_args scores_of(const layer *l, mz_score kind) {
+    return (mz_score_args){.kind = kind,
+                           .tokens = l->shape.tokens,
+                           .pairs = l->pairs,
+                           .k = l->shape.k,
+                           .weight = l->router_weight,
+                           .grad_norm2 = l->norm,
+                           .hidden_norm2 = l->score,
+                           .seed = DRAW_SEED,
+                           .score = kind == MZ_SCORED_SAMPLE ? l->drawn : l->dgate_up};
+}
 static mz_kstatus scored(layer *l, cost *c, mz_score kind) {
-    const mz_score_args args = {.kind = kind,
-                                .tokens = l->shape.tokens,
-                                .pairs = l->pairs,
-                                .k = l->shape.k,
-                                .weight = l->router_weight,
-                                .grad_norm2 = l->norm,
-                                .hidden_norm2 = l->score,
-                                .seed = 5,
-                                .score = l->dgate_up};
+    const mz_score_args args = scores_of(l, kind);
     c->bytes = rows_of(l) * 12 + (double)l->shape.tokens * 4;
     return mz_score_pairs(l->kernels, 0, &args);
 }
@@ -107,19 +110,29 @@ static mz_kstatus count_pairs(layer *l, cost *c) {
     return grouped(l, c, true);
 }
 
-static mz_kstatus select_pairs(layer *l, cost *c) {
-    const mz_selection args = {.score = l->score,
+/* Of a sample also what each kept pair counts for: half of the weights read, as many written. */
+static mz_kstatus selected(layer *l, cost *c, bool scaled) {
+    const mz_selection args = {.score = scaled ? l->drawn : l->score,
                                .order = l->order,
                                .begin = l->begin,
                                .quota = l->quota,
                                .pairs = l->pairs,
                                .experts = l->shape.experts,
                                .kept = l->kept,
-                               .kept_begin = l->kept_begin};
-    c->bytes = rows_of(l) * 16;
+                               .kept_begin = l->kept_begin,
+                               .scaled = scaled ? l->dot : NULL,
+                               .weight = scaled ? l->router_weight : NULL,
+                               .seed = DRAW_SEED};
+    c->bytes = rows_of(l) * (scaled ? 20 : 16);
     if (!scratch_fits(l, mz_select_workspace(l->kernels, &args)))
         return MZ_K_EINVAL;
     return mz_select_pairs(l->kernels, 0, &args, l->workspace);
+}
+static mz_kstatus select_pairs(layer *l, cost *c) {
+    return selected(l, c, false);
+}
+static mz_kstatus select_sample(layer *l, cost *c) {
+    return selected(l, c, true);
 }
 
 /* Inputs of the pairs, or weighted gradients of their outputs. */
@@ -549,6 +562,7 @@ const operation operations[] = {
     {"where pairs lie", "pairs", invert, check_places, NULL},
     {"arrange by destination", "pairs", arrange, check_arranged, NULL},
     {"select half of the pairs", "pairs", select_pairs, check_selection, NULL},
+    {"select, scaled sample", "pairs", select_sample, check_scaled_selection, NULL},
     {"gate norms", "rows", gate_norms_forward, check_gate_norms, &copy_80},
     {"gate norms backward", "rows", gate_norms_backward, check_gate_norms_backward, NULL},
     {"router softmax top-k", "routers", softmax, check_softmax, NULL},

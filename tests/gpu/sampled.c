@@ -327,35 +327,35 @@ void check_swiglu_backward(probe *p) {
 /* ---- scores and lists ---------------------------------------------------------------------------
  * Lists are held as a whole: a number out of place anywhere is a row of someone else. */
 
-static void held_scores(probe *p, bool drawn) {
+/* w^2 |g|^2 |h|^2 of every pair. */
+static const double *down_scores(probe *p) {
     const layer *l = p->l;
-    const float *score = l->dgate_up;
-    probe_poison(p, l->dgate_up, 4 * (size_t)l->pairs);
-    probe_run(p);
-    const double *got = probe_values(p, MZ_F32, score, 0, l->pairs);
     const double *w = probe_values(p, MZ_F32, l->router_weight, 0, l->pairs);
     const double *g = probe_values(p, MZ_F32, l->norm, 0, l->shape.tokens);
     const double *h = probe_values(p, MZ_F32, l->score, 0, l->pairs);
-    double sum = 0;
-    for (int64_t i = 0; i < l->pairs && probe_going(p); i++) {
-        const double want = w[i] * w[i] * g[i / l->shape.k] * h[i];
-        if (drawn) { /* the number that a score is divided by lies in (0, 1] */
-            const double u = want > 0 ? sqrt(want) / got[i] : 0.5;
-            probe_near(p, "divisor", i, 0, u, 0.5, 0.5 + 1e-6);
-            sum += u;
-        } else {
-            probe_near(p, "score", i, 0, got[i], want, 1e-6 * want + 1e-37);
-        }
+    double *down = probe_room(p, sizeof *down * (size_t)l->pairs);
+    for (int64_t i = 0; i < l->pairs && probe_going(p); i++)
+        down[i] = w[i] * w[i] * g[i / l->shape.k] * h[i];
+    return down;
+}
+
+static void held_scores(probe *p, mz_score kind) {
+    const mz_score_args args = scores_of(p->l, kind);
+    probe_poison(p, args.score, sizeof *args.score * (size_t)args.pairs);
+    probe_run(p);
+    const double *got = probe_values(p, MZ_F32, args.score, 0, args.pairs);
+    const double *down = down_scores(p);
+    for (int64_t i = 0; i < args.pairs && probe_going(p); i++) {
+        const double want =
+            kind == MZ_SCORED_SAMPLE ? sqrt(down[i]) / ref_draw(args.seed, (uint64_t)i) : down[i];
+        probe_near(p, "score", i, 0, got[i], want, 1e-6 * want + 1e-37);
     }
-    if (drawn) /* and has the mean of even numbers, within six deviations */
-        probe_near(p, "mean divisor", 0, 0, sum / (double)l->pairs, 0.5,
-                   6 * 0.2887 / sqrt((double)l->pairs));
 }
 void check_scores(probe *p) {
-    held_scores(p, false);
+    held_scores(p, MZ_SCORED_DOWN);
 }
 void check_drawn_scores(probe *p) {
-    held_scores(p, true);
+    held_scores(p, MZ_SCORED_SAMPLE);
 }
 
 void check_grouping(probe *p) {
@@ -446,13 +446,16 @@ static void held_choice(probe *p, const double *score, const int64_t *order, int
                    least > most || (least >= most && last_least < first_most), 1);
 }
 
-void check_selection(probe *p) {
+void poison_selection(probe *p) {
+    const layer *l = p->l;
+    probe_poison(p, l->kept, sizeof *l->kept * (size_t)l->pairs);
+    probe_poison(p, l->kept_begin, sizeof *l->kept_begin * ((size_t)l->shape.experts + 1));
+}
+
+void held_selection(probe *p, const float *scores) {
     const layer *l = p->l;
     const int32_t E = l->shape.experts;
-    probe_poison(p, l->kept, 8 * (size_t)l->pairs);
-    probe_poison(p, l->kept_begin, 8 * (size_t)(E + 1));
-    probe_run(p);
-    const double *score = probe_values(p, MZ_F32, l->score, 0, l->pairs);
+    const double *score = probe_values(p, MZ_F32, scores, 0, l->pairs);
     const int64_t *order = probe_integers(p, l->order, l->pairs);
     const int64_t *kept = probe_integers(p, l->kept, l->pairs);
     const int64_t *kept_begin = probe_integers(p, l->kept_begin, E + 1);
@@ -466,6 +469,65 @@ void check_selection(probe *p) {
     }
     if (probe_going(p))
         probe_same(p, "kept_begin", E, kept_begin[E], before);
+}
+
+void check_selection(probe *p) {
+    poison_selection(p);
+    probe_run(p);
+    held_selection(p, p->l->score);
+}
+
+const uint8_t *chosen_pairs(probe *p) {
+    const layer *l = p->l;
+    const int64_t *kept = probe_integers(p, l->kept, l->pairs);
+    uint8_t *keep = probe_room(p, (size_t)l->pairs);
+    int64_t many = 0;
+    for (int32_t e = 0; e < l->shape.experts; e++)
+        many += (l->begin_host[e + 1] - l->begin_host[e] + 1) / 2;
+    for (int64_t i = 0; i < many && probe_going(p); i++)
+        keep[kept[i]] = 1;
+    return keep;
+}
+
+/* By pair. */
+typedef struct sample {
+    const double *down, *drawn, *weight, *scaled;
+    const uint8_t *keep;
+} sample;
+
+/* Of one expert: what each of its pairs counts for; nothing is written of those left out. */
+static void held_scales(probe *p, const sample *s, const int64_t *order, int64_t n) {
+    double threshold = 0;
+    for (int64_t i = 0; i < n; i++)
+        threshold = s->keep[order[i]] ? threshold : fmax(threshold, s->drawn[order[i]]);
+    for (int64_t i = 0; i < n && probe_going(p); i++) {
+        const int64_t pair = order[i];
+        const double want = s->weight[pair] * fmax(1, threshold / sqrt(s->down[pair]));
+        if (s->keep[pair])
+            probe_near(p, "scaled", pair, 0, s->scaled[pair], want, 1e-6 * fabs(want));
+        else
+            probe_same(p, "scaled is left alone", pair, isnan(s->scaled[pair]), 1);
+    }
+}
+
+/* Scores are drawn anew: what they are made of has been written over since. */
+void check_scaled_selection(probe *p) {
+    const layer *l = p->l;
+    const mz_score_args drawing = scores_of(l, MZ_SCORED_SAMPLE);
+    if (probe_going(p))
+        p->status = mz_score_pairs(l->kernels, 0, &drawing);
+    poison_selection(p);
+    probe_poison(p, l->dot, sizeof *l->dot * (size_t)l->pairs);
+    probe_run(p);
+    held_selection(p, l->drawn);
+    const int64_t *order = probe_integers(p, l->order, l->pairs);
+    const sample s = {.down = down_scores(p),
+                      .drawn = probe_values(p, MZ_F32, l->drawn, 0, l->pairs),
+                      .weight = probe_values(p, MZ_F32, l->router_weight, 0, l->pairs),
+                      .scaled = probe_values(p, MZ_F32, l->dot, 0, l->pairs),
+                      .keep = chosen_pairs(p)};
+    for (int32_t e = 0; e < l->shape.experts && probe_going(p); e++)
+        held_scales(p, &s, order + l->begin_host[e], l->begin_host[e + 1] - l->begin_host[e]);
 }
 
 /* ---- products -----------------------------------------------------------------------------------

@@ -29,5 +29,10 @@ void probe_forget(probe *p, int copies);
 int32_t probe_expert(const probe *p, int64_t row);
 /* A sample's row: the first and the last, the first and last of an expert, or any. */
 int64_t probe_row(probe *p, int sample, int64_t rows);
+/* What a selection writes into the layer: poisoned; held against scores and quotas; as a flag of
+ * every pair, once it was held. */
+void poison_selection(probe *p);
+void held_selection(probe *p, const float *scores);
+const uint8_t *chosen_pairs(probe *p);
 
 #endif

@@ -551,14 +551,10 @@ static pass read_pass(probe *p, bool all, bool resend) {
     const layer *l = p->l;
     pass x = {resend, probe_integers(p, l->order, l->pairs),
               probe_integers(p, l->position, l->pairs), NULL};
-    uint8_t *keep = probe_room(p, (size_t)l->pairs);
-    const int64_t *kept = all ? x.order : probe_integers(p, l->kept, l->pairs);
-    int64_t many = 0;
-    for (int32_t e = 0; e < l->shape.experts; e++)
-        many += all ? 0 : (l->begin_host[e + 1] - l->begin_host[e] + 1) / 2;
-    for (int64_t i = 0; i < (all ? l->pairs : many) && probe_going(p) && keep; i++)
-        keep[kept[i]] = 1;
-    x.keep = keep;
+    uint8_t *every = all ? probe_room(p, (size_t)l->pairs) : NULL;
+    if (every)
+        memset(every, 1, (size_t)l->pairs);
+    x.keep = all ? every : chosen_pairs(p);
     return x;
 }
 
@@ -680,13 +676,38 @@ static void held_weights(probe *p, const pass *x) {
     }
 }
 
+/* Pairs were chosen by the scores that they have, and as the quotas say. */
+static void held_chosen(probe *p) {
+    const layer *l = p->l;
+    const int64_t H = l->shape.hidden;
+    held_selection(p, l->score);
+    for (int i = 0; i < SAMPLES && probe_going(p); i++) {
+        const int copies = p->copies;
+        const int64_t pair = probe_row(p, i, l->pairs);
+        const double *dy = probe_values(p, MZ_BF16, l->dy, pair / l->shape.k * H, H);
+        const double *w = probe_values(p, MZ_F32, l->router_weight, pair, 1);
+        const double *hidden = probe_values(p, MZ_F32, l->norm, pair, 1);
+        const double *got = probe_values(p, MZ_F32, l->score, pair, 1);
+        const double want = got ? *w * *w * ref_dot(dy, dy, H) * *hidden : 0;
+        if (got)
+            probe_near(p, "score", pair, 0, *got, want, 4e-6 * want);
+        probe_forget(p, copies);
+    }
+}
+
 static void held_backward(probe *p, bool all, bool resend) {
     const layer *l = p->l;
     const size_t weights = 2 * (size_t)(l->shape.experts * l->shape.hidden * l->shape.intermediate);
     probe_poison(p, l->dx, 2 * (size_t)(l->shape.tokens * l->shape.hidden));
     probe_poison(p, l->gradients, 2 * weights);
     probe_poison(p, l->down_gradients, weights);
+    if (!all) {
+        poison_selection(p);
+        probe_poison(p, l->score, sizeof *l->score * (size_t)l->pairs);
+    }
     probe_run(p);
+    if (!all)
+        held_chosen(p);
     if (!probe_going(p))
         return;
     const pass x = read_pass(p, all, resend);

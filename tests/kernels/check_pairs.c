@@ -49,12 +49,6 @@ static factors make_factors(rig *r, int64_t tokens, bool variable) {
     return f;
 }
 
-static float draw(uint64_t seed, uint64_t pair) { /* (0, 1], 24 bits */
-    uint32_t four[4];
-    ref_philox(seed, pair, 0x70616972u, 0, four);
-    return (float)(((four[0] >> 8) + 1) * 0x1p-24);
-}
-
 /* Products from left to right in fp32: scores must agree bit by bit. */
 static float expected_score(const factors *f, mz_score kind, int64_t t, int64_t p, uint64_t seed) {
     const float w2 = f->weight[p] * f->weight[p];
@@ -79,11 +73,11 @@ static float expected_score(const factors *f, mz_score kind, int64_t t, int64_t 
         s = f->hidden[p];
         break;
     case MZ_SCORED_RANDOM:
-        s = draw(seed, (uint64_t)p + 1000);
+        s = (float)ref_draw(seed, (uint64_t)p + 1000);
         break;
     case MZ_SCORED_SAMPLE:
         s = s * f->hidden[p];
-        s = sqrtf(s < FLT_MAX ? s : FLT_MAX) / draw(seed, (uint64_t)p + 1000);
+        s = sqrtf(s < FLT_MAX ? s : FLT_MAX) / (float)ref_draw(seed, (uint64_t)p + 1000);
         break;
     }
     return s < FLT_MAX ? s : FLT_MAX;
@@ -260,7 +254,8 @@ static void compare_sample(rig *r, population *x) {
         const int64_t *own = x->order + x->begin[e], count = x->begin[e + 1] - x->begin[e];
         const int64_t quota = x->quota[e] < count ? x->quota[e] : count;
         for (int64_t i = 0; i < count; i++)
-            priority[i] = x->root[own[i]] / draw(x->score.seed, first + (uint64_t)own[i]);
+            priority[i] =
+                x->root[own[i]] / (float)ref_draw(x->score.seed, first + (uint64_t)own[i]);
         ref_order(priority, count, rank);
         const double left = quota < count ? priority[rank[quota]] : 0;
         for (int64_t i = 0; i < quota; i++) {

@@ -36,6 +36,12 @@ void ref_philox(uint64_t seed, uint64_t a, uint32_t b, uint32_t c, uint32_t out[
         out[i] = (uint32_t)counter[i];
 }
 
+double ref_draw(uint64_t seed, uint64_t pair) {
+    uint32_t four[4];
+    ref_philox(seed, pair, 0x70616972u, 0, four);
+    return ((four[0] >> 8) + 1) * 0x1p-24;
+}
+
 uint32_t ref_element_bits(uint64_t seed, uint64_t tensor, uint64_t step, uint64_t element) {
     uint32_t stream[4], key[4];
     ref_philox(seed, tensor, step & 0xffffffff, (uint32_t)(step >> 32), stream);

@@ -9,6 +9,8 @@ double ref_bf16(double x);                  /* nearest bf16, ties to even */
 double ref_stored(mz_dtype type, double x); /* nearest fp32 or bf16 */
 /* Philox4x32-10 of counter (a low, a high, b, c) under key seed. */
 void ref_philox(uint64_t seed, uint64_t a, uint32_t b, uint32_t c, uint32_t out[4]);
+/* The number in (0, 1] that is drawn for a pair, of 24 bits. */
+double ref_draw(uint64_t seed, uint64_t pair);
 /* The 16 random bits of an element of a parameter. */
 uint32_t ref_element_bits(uint64_t seed, uint64_t tensor, uint64_t step, uint64_t element);
 
