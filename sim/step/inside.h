@@ -169,9 +169,10 @@ typedef struct step_interval {
 } step_interval;
 
 /* Scope layers. Rows that reach a rank from ranks of its own device, itself included, and the
- * messages that they come in: one per (source, instance); messages that reach it from elsewhere. */
+ * messages that they come in: one per (source, instance); messages that reach it from elsewhere.
+ * senders: at the first rank of a device, devices that such come from to any of its ranks. */
 typedef struct layers_lanes {
-    int64_t lanes, rows, far;
+    int64_t lanes, rows, far, senders;
 } layers_lanes;
 
 /* One rank's part of one layer call beyond step_rank_work: what its exchanges copy within the
@@ -304,6 +305,7 @@ struct mz_step {
     double *met;         /* [ranks] likewise: its clock when all were last in one place */
     int64_t *copy_lanes; /* [ranks] of the exchange being collected, by receiver */
     int64_t *far_lanes;  /* [ranks] likewise, from other devices */
+    bool *between;       /* [devices][devices] of sources and of instances: rows between them */
     double *copy_bytes;
     layers_further *further;
     size_t furthers, further_cap;
@@ -593,6 +595,9 @@ void layers_kernel(mz_step *s, int32_t rank, mz_phase phase, int32_t layer, mz_w
 static inline void layers_tell(const mz_step *s, const mz_step_charge *charge) {
     if (s->charged)
         s->charged(s->charged_self, charge);
+}
+static inline int32_t layers_devices(const mz_step *s) {
+    return s->ranks / s->cluster->ranks_per_device;
 }
 /* Exchanges: from no_lanes on messages are collected, `bytes` in so many messages between two
  * ranks; then the exchange runs. */

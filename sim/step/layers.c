@@ -30,9 +30,10 @@ mz_code layers_create(mz_step *s, mz_err *err) {
     s->copy_lanes = MZ_NEW(a, int64_t, s->ranks);
     s->copy_bytes = MZ_NEW(a, double, s->ranks);
     s->far_lanes = MZ_NEW(a, int64_t, s->ranks);
+    s->between = MZ_NEW(a, bool, (int64_t)layers_devices(s) * layers_devices(s));
     s->of_expert = MZ_NEW(a, int64_t, s->ep);
     s->kept_of_expert = MZ_NEW(a, int64_t, s->ep);
-    if (!s->clock || !s->met || !s->copy_lanes || !s->copy_bytes || !s->far_lanes ||
+    if (!s->clock || !s->met || !s->copy_lanes || !s->copy_bytes || !s->far_lanes || !s->between ||
         !s->of_expert || !s->kept_of_expert)
         return mz_fail_nomem(err, "a step");
     const mz_code code = layers_create_moves(s, err);
@@ -53,19 +54,16 @@ static void charge(mz_step *s, int32_t rank, mz_phase phase, int32_t layer, doub
     s->clock[s->cluster->topology.device[rank]] += seconds;
 }
 
-static int32_t devices_of(const mz_step *s) {
-    return s->ranks / s->cluster->ranks_per_device;
-}
-
-static void tell(const mz_step *s, mz_step_event event, mz_phase phase, int32_t layer) {
+static void tell(const mz_step *s, mz_step_event event, mz_phase phase, int32_t layer,
+                 int64_t messages) {
     if (s->happened)
-        s->happened(s->happened_self, event, phase, layer);
+        s->happened(s->happened_self, event, phase, layer, messages);
 }
 
 void layers_meet(mz_step *s) {
-    memcpy(s->met, s->clock, sizeof *s->met * (size_t)devices_of(s));
-    if (devices_of(s) > 1)
-        tell(s, MZ_STEP_MEET, MZ_PHASE_LAUNCH_WAIT, s->layers);
+    memcpy(s->met, s->clock, sizeof *s->met * (size_t)layers_devices(s));
+    if (layers_devices(s) > 1)
+        tell(s, MZ_STEP_MEET, MZ_PHASE_LAUNCH_WAIT, s->layers, 0);
 }
 
 /* When a device's clock will stand there, by as much slower or faster than the mean as stated. */
@@ -78,7 +76,7 @@ static double clock_at(const mz_step *s, int32_t device, bool since_met, double 
  * is slow, the others then as much faster together. */
 static double last_of(const mz_step *s, bool since_met) {
     const mz_measured *measured = s->cluster->device.measured;
-    const int32_t devices = devices_of(s);
+    const int32_t devices = layers_devices(s);
     const double slower = measured && devices > 1 ? measured->uneven : 0;
     double others = 0, sum = 0;
     for (int32_t d = 0; d < devices; d++)
@@ -194,7 +192,7 @@ static mz_work copies_of(mz_phase phase) {
 /* Runs the exchange collected: s->copy_*, and s->lane_out and s->far_lanes by rank. Without bytes
  * between them devices do not meet. */
 void layers_exchange(mz_step *s, mz_phase phase, int32_t layer) {
-    const int32_t each = s->cluster->ranks_per_device, devices = devices_of(s);
+    const int32_t each = s->cluster->ranks_per_device, devices = layers_devices(s);
     for (int32_t r = 0; r < s->ranks; r++) {
         layers_burst b = layers_burst_of(s, r, phase, layer);
         layers_add(&b, copies_of(phase), s->copy_lanes[r], (int64_t)s->copy_bytes[r], 0);
@@ -210,7 +208,7 @@ void layers_exchange(mz_step *s, mz_phase phase, int32_t layer) {
     const int64_t bytes = (int64_t)most_received(s, &x, &lanes);
     if (bytes <= 0)
         return;
-    tell(s, MZ_STEP_EXCHANGE, phase, layer);
+    tell(s, MZ_STEP_EXCHANGE, phase, layer, lanes);
     const double ready = last_of(s, true);
     pass_messages(s, &x, lanes, bytes, finish);
     for (int32_t d = 0; d < devices; d++) {
@@ -231,7 +229,8 @@ void layers_no_lanes(mz_step *s) {
  */
 
 /* Rows, and beside those of a call with scores or a router's gradient one number per pair, in
- * messages of their own; between devices these are so short that they all go in one. */
+ * messages of their own: a process copies each; what one device sends another of them is so short
+ * that the transport packs it into one. */
 static void exchange_rows(mz_step *s, const step_at *at, step_traffic traffic, mz_phase phase) {
     const layers_work *work = layers_work_at(s, at->micro_batch, at->moe);
     const double row = (double)step_row_bytes(s, at->call, traffic);
@@ -244,7 +243,7 @@ static void exchange_rows(mz_step *s, const step_at *at, step_traffic traffic, m
                                : traffic == TRAFFIC_BACK_DISPATCH ? w->back_in
                                                                   : w->back_out;
         collect_copies(s, r, parts * l.lanes, row * (double)l.rows);
-        s->far_lanes[r] = l.far + (parts > 1 && l.far > 0 && r % s->cluster->ranks_per_device == 0);
+        s->far_lanes[r] = l.far + (parts > 1 ? l.senders : 0);
         if (traffic == TRAFFIC_BACK_DISPATCH) {
             collect_copies(s, r, w->again_in.lanes, again * (double)w->again_in.rows);
             s->far_lanes[r] += w->again_in.far;
@@ -297,7 +296,7 @@ static void plan_call(mz_step *s, const step_at *at) {
     const double seconds = (decided ? s->decide_cost + s->hidden_cost : 0) + s->route_cost;
     for (int32_t r = 0; r < s->ranks; r++) /* once per process; it stands at every rank */
         *step_detail_at(s, at->layer, r, MZ_PHASE_PLANNER) += seconds;
-    for (int32_t d = 0; d < devices_of(s); d++)
+    for (int32_t d = 0; d < layers_devices(s); d++)
         s->clock[d] += seconds;
     s->planner_s += seconds;
 }
@@ -355,7 +354,7 @@ static void pack(mz_step *s, const step_at *at, bool again) {
 /* They were told one by one before the step ran: here that their time is charged. */
 static void add_products(layers_burst *b, double seconds, int64_t launches) {
     if (seconds > 0)
-        tell(b->s, MZ_STEP_PRODUCTS, b->phase, b->layer);
+        tell(b->s, MZ_STEP_PRODUCTS, b->phase, b->layer, 0);
     layers_add_seconds(b, seconds, launches);
 }
 

@@ -9,6 +9,8 @@
 /* ---- lanes and products of a call --------------------------------------------------------------
  */
 
+typedef void (*lanes_adder)(layers_lanes *lanes, int64_t rows);
+
 /* Rows of one (source, instance): from `source` to the instance's rank, or the other way. */
 static void add_lane(layers_lanes *lanes, int64_t rows) {
     lanes->lanes += rows > 0;
@@ -20,20 +22,45 @@ static void add_far(layers_lanes *lanes, int64_t rows) {
     lanes->far += rows > 0;
 }
 
-static bool same_process(const mz_step *s, const step_at *at, int32_t a, int32_t b) {
+/* How `rows` between the two are added. */
+static lanes_adder note_rows(const mz_step *s, const step_at *at, int32_t source, int32_t rank,
+                             int64_t rows) {
     const int32_t *device = s->cluster->topology.device + at->first;
-    return device[a] == device[b];
+    if (device[source] == device[rank])
+        return add_lane;
+    if (rows > 0)
+        s->between[(int64_t)device[source] * layers_devices(s) + device[rank]] = true;
+    return add_far;
+}
+
+static void clear_between(const mz_step *s) {
+    const size_t devices = (size_t)layers_devices(s);
+    memset(s->between, 0, sizeof *s->between * devices * devices);
+}
+
+/* Between whom rows go, at the first ranks of both: `in` where they come to instances, `out` where
+ * they come back to sources. */
+static void count_senders(const mz_step *s, layers_work *work, bool backward) {
+    const int32_t devices = layers_devices(s), each = s->cluster->ranks_per_device;
+    for (int32_t from = 0; from < devices; from++)
+        for (int32_t to = 0; to < devices; to++) {
+            const bool any = s->between[(int64_t)from * devices + to];
+            layers_work *source = &work[from * each], *there = &work[to * each];
+            (backward ? &there->back_in : &there->in)->senders += any;
+            (backward ? &source->back_out : &source->out)->senders += any;
+        }
 }
 
 static void add_forward(const mz_step *s, const step_at *at, int32_t source, int32_t rank,
                         int64_t rows, layers_work *work) {
-    void (*add)(layers_lanes *, int64_t) = same_process(s, at, source, rank) ? add_lane : add_far;
+    const lanes_adder add = note_rows(s, at, source, rank, rows);
     add(&work[rank].in, rows);
     add(&work[source].out, rows);
 }
 
 /* Padded buffers go from every source to every expert, used or not. */
 static void forward_lanes(mz_step *s, const mz_plan *plan, const step_at *at, layers_work *work) {
+    clear_between(s);
     for (int32_t i = 0; i < plan->begin[plan->experts]; i++) {
         for (int32_t r = 0; s->traits.capacity_padded && r < s->ep; r++)
             add_forward(s, at, r, plan->rank[i], s->capacity[r], work);
@@ -41,6 +68,7 @@ static void forward_lanes(mz_step *s, const mz_plan *plan, const step_at *at, la
              !s->traits.capacity_padded && k < plan->entry_begin[i + 1]; k++)
             add_forward(s, at, plan->entry_source[k], plan->rank[i], plan->entry_pairs[k], work);
     }
+    count_senders(s, work, false);
 }
 
 void layers_expect(mz_step *s, const mz_plan *plan, int32_t expert) {
@@ -70,8 +98,7 @@ static void backward_instance(mz_step *s, const mz_plan *plan, const step_at *at
         const int64_t rows = plan->back_pairs[k];
         int64_t stay = s->traits.resend ? 0 : layers_kept_here(s, source, s->source_rows[source]);
         stay = stay < rows ? stay : rows;
-        void (*add)(layers_lanes *, int64_t) =
-            same_process(s, at, source, rank) ? add_lane : add_far;
+        const lanes_adder add = note_rows(s, at, source, rank, rows);
         add(&work[rank].back_in, stay);
         add(&work[source].back_out, stay);
         add(&work[rank].back_in, rows - stay);
@@ -83,11 +110,13 @@ static void backward_instance(mz_step *s, const mz_plan *plan, const step_at *at
 }
 
 static void backward_lanes(mz_step *s, const mz_plan *plan, const step_at *at, layers_work *work) {
+    clear_between(s);
     for (int32_t e = 0; e < plan->experts; e++) {
         layers_expect(s, plan, e);
         for (int32_t i = plan->begin[e]; i < plan->begin[e + 1]; i++)
             backward_instance(s, plan, at, i, work);
     }
+    count_senders(s, work, true);
 }
 
 /* ---- products ----------------------------------------------------------------------------------

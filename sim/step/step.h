@@ -167,9 +167,12 @@ typedef void (*mz_step_charged)(void *self, const mz_step_charge *charge);
 void mz_step_watch(mz_step *step, mz_step_charged charged, void *self);
 /* What scope layers does between them, in finish: time of products, told before, is charged to a
  * rank; an exchange between devices; all devices are in one place, as after such an exchange, or
- * where a replay's processes meet off its clock. For tests that hold these against it. */
+ * where a replay's processes meet off its clock. messages: of an exchange, the most that a device
+ * receives; the numbers that go beside rows are one from every device that sends any. For tests
+ * that hold these against it. */
 typedef enum mz_step_event { MZ_STEP_PRODUCTS, MZ_STEP_EXCHANGE, MZ_STEP_MEET } mz_step_event;
-typedef void (*mz_step_happened)(void *self, mz_step_event event, mz_phase phase, int32_t layer);
+typedef void (*mz_step_happened)(void *self, mz_step_event event, mz_phase phase, int32_t layer,
+                                 int64_t messages);
 void mz_step_watch_events(mz_step *step, mz_step_happened happened, void *self);
 
 /* The outcome's pointers live until the next begin or free. */
