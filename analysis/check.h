@@ -15,7 +15,8 @@
  * memory and of rows in a cache; 1 where either has no product, and rows go with products where
  * either has none of them. A shared machine that runs at 0.95 of it makes every prediction 5 % too
  * short, so the errors of steps and phases stand a second time at the calibrated speed: a phase's
- * at the speed of what its kernels do, a step's at those of its phases, by their predicted times.
+ * at the speed of what its kernels do, of rows by the bytes of one call on one rank as `mizan
+ * calibrate --refresh` has it, a step's at those of its phases, by their predicted times.
  * What is judged is the error as it is; where that fails and a speed was another, the verdict says
  * so.
  *
@@ -146,6 +147,17 @@ void check_free(check_result *result);
 /* Why a phase's time is no evidence for other machines of this kind: the prediction was of another
  * machine, or ranks were not connected as they are there. NULL: it is evidence. */
 const char *check_unproven(const check_result *result, mz_phase phase);
+
+/* Of a result's JSON; 0 where there is no such number. */
+static inline double check_number(const json_t *object, const char *key) {
+    return json_number_value(json_object_get(object, key));
+}
+/* Tokens of a predicted step, all ranks, every layer's the same. */
+static inline double check_tokens(const check_policy *policy) {
+    const json_t *run = policy->predicted->json;
+    return check_number(run, "tokens_per_s") *
+           check_number(json_object_get(run, "step_time_s"), "mean");
+}
 
 /* Parts of check_files. */
 mz_code check_measure(check_result *result, mz_err *err); /* policies: times, phases, memory */

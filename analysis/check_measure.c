@@ -4,6 +4,7 @@
 #include "common/base/rng.h"
 #include "common/base/stat.h"
 #include "common/io/result_match.h"
+#include "sim/cost/work.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -128,8 +129,8 @@ static double rank_time(const check_policy *p, const mz_run_file *run, int64_t r
 
 /* What a phase's kernels do most of (replay/README.md): products; whole experts' weights, which
  * come from memory; rows and lists that the phase before has just written and short messages, which
- * lie in a cache. Planning is arithmetic. What no replay has, and waiting, which is what is left,
- * goes with products, too. */
+ * lie in a cache where they fit. Planning is arithmetic. What no replay has, and waiting, which is
+ * what is left, goes with products, too. */
 static const mz_speed phase_speed[MZ_PHASES] = {
     [MZ_PHASE_ROUTER] = MZ_SPEED_CACHE,           [MZ_PHASE_COUNT_EXCHANGE] = MZ_SPEED_CACHE,
     [MZ_PHASE_WEIGHT_MOVE] = MZ_SPEED_MEMORY,     [MZ_PHASE_PACK] = MZ_SPEED_CACHE,
@@ -141,20 +142,82 @@ static const mz_speed phase_speed[MZ_PHASES] = {
     [MZ_PHASE_OPTIMIZER] = MZ_SPEED_MEMORY,       [MZ_PHASE_PARAMETER_GATHER] = MZ_SPEED_MEMORY,
 };
 
-/* Muon's update is products. */
-static double speed_of(const check_result *r, int phase) {
+/* One call of one rank, on the average: what it has of them. */
+typedef struct call_sizes {
+    int64_t tokens, computed, kept; /* the latter two: pairs */
+    int64_t hidden, experts;
+    double sent_back; /* rows that backward sends out for one that comes back: 2 with x again */
+} call_sizes;
+
+/* A file may say anything. */
+static int64_t count_of(double n) {
+    return n >= 0 && n < 1e15 ? llround(n) : 0;
+}
+
+static call_sizes sizes_of(const check_result *r, const check_policy *p) {
+    const json_t *model = json_object_get(r->predicted->root, "model"), *run = p->predicted->json;
+    const double layers = fmax(p->layers - 1, 1), said = check_number(run, "layer_calls");
+    const double calls = said > 0 ? said : layers; /* results of before do not say */
+    const double tokens = check_tokens(p) * layers / (calls * p->ranks);
+    const double pairs = tokens * check_number(model, "top_k");
+    const double out = check_number(run, "backward_dispatch_bytes");
+    const double back = check_number(run, "backward_combine_bytes");
+    return (call_sizes){.tokens = count_of(tokens),
+                        .computed =
+                            count_of(pairs * (1 - check_number(run, "dropped_pairs_fraction"))),
+                        .kept = count_of(pairs * check_number(run, "kept_pairs_fraction")),
+                        .hidden = json_integer_value(json_object_get(model, "hidden")),
+                        .experts = json_integer_value(json_object_get(model, "experts")),
+                        .sent_back = out > 0 && back > 0 ? out / back : 1};
+}
+
+/* Bytes in and out of what a phase's call does to rows, as calibration and simulator count them, of
+ * a message as of a gather; 0 of phases that have but a few numbers. */
+static double bytes_of(const call_sizes *s, int phase) {
+    switch (phase) {
+    case MZ_PHASE_ROUTER:
+        return mz_work_bytes(MZ_WORK_GROUP_PAIRS, s->computed, s->experts, 0);
+    case MZ_PHASE_PACK:
+        return mz_work_bytes(MZ_WORK_PACK, s->computed, s->hidden, s->tokens);
+    case MZ_PHASE_DISPATCH:
+    case MZ_PHASE_COMBINE:
+        return mz_work_bytes(MZ_WORK_GATHER, s->computed, s->hidden, 0);
+    case MZ_PHASE_UNPACK:
+        return mz_work_bytes(MZ_WORK_COMBINE, s->computed, s->hidden, s->tokens);
+    case MZ_PHASE_SCORE:
+        return mz_work_bytes(MZ_WORK_ROW_NORMS, s->tokens, s->hidden, 0);
+    case MZ_PHASE_BACKWARD_PACK:
+        return mz_work_bytes(MZ_WORK_PACK_SCALED, s->kept, s->hidden, s->tokens);
+    case MZ_PHASE_BACKWARD_DISPATCH:
+        return s->sent_back * mz_work_bytes(MZ_WORK_GATHER, s->kept, s->hidden, 0);
+    case MZ_PHASE_BACKWARD_COMBINE:
+        return mz_work_bytes(MZ_WORK_GATHER, s->kept, s->hidden, 0);
+    case MZ_PHASE_BACKWARD_OTHER:
+        return mz_work_bytes(MZ_WORK_COMBINE, s->kept, s->hidden, s->tokens);
+    default:
+        return 0;
+    }
+}
+
+/* By how much longer a phase takes than on the calibrated machine. Muon's update is products. */
+static double slower(const check_result *r, const call_sizes *sizes, int phase) {
     const char *optimizer = json_string_value(
         json_object_get(json_object_get(r->predicted->root, "settings"), "optimizer"));
     const bool products =
         phase == MZ_PHASE_OPTIMIZER && optimizer && strncmp(optimizer, "muon", strlen("muon")) == 0;
-    return r->speed[products ? MZ_SPEED_PRODUCT : phase_speed[phase]];
+    const mz_speed speed = products ? MZ_SPEED_PRODUCT : phase_speed[phase];
+    return speed == MZ_SPEED_CACHE
+               ? mz_speed_factor(bytes_of(sizes, phase), 1 / r->speed[MZ_SPEED_CACHE],
+                                 1 / r->speed[MZ_SPEED_MEMORY])
+               : 1 / r->speed[speed];
 }
 
 /* What errors would be of a prediction for the speeds that the machine had. */
 static void note_at_speed(const check_result *r, check_policy *p) {
+    const call_sizes sizes = sizes_of(r, p);
     double predicted = 0, at_speed = 0;
     for (int k = 0; k < MZ_PHASES; k++) {
-        const double now = p->phase[k].predicted / speed_of(r, k);
+        const double now = p->phase[k].predicted * slower(r, &sizes, k);
         p->phase_at_speed[k] = value_of(now, p->phase[k].measured).error;
         predicted += k == MZ_PHASE_LAUNCH_WAIT ? 0 : p->phase[k].predicted;
         at_speed += k == MZ_PHASE_LAUNCH_WAIT ? 0 : now;

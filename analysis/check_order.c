@@ -28,18 +28,14 @@ static mz_code make_pairs(check_result *r, mz_err *err) {
 /* ---- rules -------------------------------------------------------------------------------------
  */
 
-static double number(const json_t *object, const char *key) {
-    return json_number_value(json_object_get(object, key));
-}
-
 static double imbalance_of(const check_policy *p) {
-    return number(json_object_get(p->predicted->json, "rank_imbalance"), "mean");
+    return check_number(json_object_get(p->predicted->json, "rank_imbalance"), "mean");
 }
 
 /* Rows of the fullest rank where they are most: in units of a rank's mean without drops. */
 static double rows_of(const check_policy *p) {
-    return number(json_object_get(p->predicted->json, "rank_imbalance"), "max") *
-           (1 - number(p->predicted->json, "dropped_pairs_fraction"));
+    return check_number(json_object_get(p->predicted->json, "rank_imbalance"), "max") *
+           (1 - check_number(p->predicted->json, "dropped_pairs_fraction"));
 }
 
 /* Latency of four exchanges a layer, bytes at the link's rate, FLOPs at the device's: 6HI a
@@ -52,20 +48,18 @@ static double sum_of(const check_result *r, const check_policy *p) {
     const json_t *cluster = json_object_get(r->predicted->root, "cluster");
     const json_t *node = json_object_get(cluster, "node");
     const json_t *device = json_object_get(cluster, "device");
-    const double layers = number(model, "moe_layers");
-    const double tokens =
-        number(run, "tokens_per_s") * number(json_object_get(run, "step_time_s"), "mean");
-    const double pairs = tokens * number(model, "top_k") * layers;
-    const double one = number(model, "hidden") * number(model, "expert_intermediate");
-    const double flops =
-        pairs * one *
-        (6 * (1 - number(run, "dropped_pairs_fraction")) + 12 * number(run, "kept_pairs_fraction"));
-    const double rate = number(device, "bf16") * number(device, "gemm_efficiency");
-    const double link = number(node, "bandwidth") * number(node, "efficiency");
+    const double layers = check_number(model, "moe_layers");
+    const double pairs = check_tokens(p) * check_number(model, "top_k") * layers;
+    const double one = check_number(model, "hidden") * check_number(model, "expert_intermediate");
+    const double flops = pairs * one *
+                         (6 * (1 - check_number(run, "dropped_pairs_fraction")) +
+                          12 * check_number(run, "kept_pairs_fraction"));
+    const double rate = check_number(device, "bf16") * check_number(device, "gemm_efficiency");
+    const double link = check_number(node, "bandwidth") * check_number(node, "efficiency");
     double bytes = 0;
     for (int i = 0; i < 5; i++)
-        bytes += number(run, bytes_key[i]);
-    return 4 * layers * number(node, "latency") + (link > 0 ? bytes / link : 0) +
+        bytes += check_number(run, bytes_key[i]);
+    return 4 * layers * check_number(node, "latency") + (link > 0 ? bytes / link : 0) +
            (rate > 0 ? flops / rate : 0);
 }
 

@@ -83,15 +83,6 @@ static bool computes(int work) {
     return work >= MZ_WORK_FORWARD || work == (int)mz_work_update(MZ_RULE_MUON);
 }
 
-/* Samples whose operands have just been written lie in a cache where they are short; those beyond
- * the last cache come from memory however they were made; between the two the part that comes from
- * memory grows with the logarithm of the size, as caches lie one behind the other. The bounds are
- * the sizes of the two probes, so that at either one a sample gets the probe's own ratio. */
-static double part_of_memory(double bytes) {
-    static const double least = MZ_PROBE_SHORT, most = MZ_PROBE_LONG;
-    return bytes <= least ? 0 : fmin(log(bytes / least) / log(most / least), 1);
-}
-
 /* Updates and saved activations, that nobody has touched for long. Copies and messages are not
  * among them: where these are short their time is that of the calls. */
 static bool is_cold(int work) {
@@ -103,7 +94,7 @@ static double factor_of(const mz_factors *f, int work, const mz_fit_sample *s) {
         return f->product;
     if (is_cold(work))
         return f->rows;
-    return f->cache + part_of_memory(s->size[2]) * (f->rows - f->cache);
+    return mz_speed_factor(s->size[2], f->cache, f->rows);
 }
 
 /* Terms of one factor go with it; where samples moved apart from each other they are fitted anew,

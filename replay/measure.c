@@ -238,6 +238,7 @@ mz_code mz_measure_run(mz_measure *m, const mz_planner *planner, mz_run *run, mz
         m->busy_mean[r] = m->busy[r] / steps;
     *run = (mz_run){.moe_time_s = m->moe_s / steps,
                     .tokens_per_s = m->time_s > 0 ? (double)m->tokens / m->time_s : 0,
+                    .layer_calls = (double)m->calls / steps,
                     .peak_memory_bytes = m->peak,
                     .fits = true,
                     .over_budget_calls = m->over_budget_calls,

@@ -20,8 +20,8 @@ static inline uint16_t mz_probe_operand(mz_rng *rng) {
 
 /* Bytes in and out of one call that packs rows: MZ_PROBE_LONG of 4096 rows from memory to memory,
  * MZ_PROBE_SHORT of 128 rows which have just been written. */
-#define MZ_PROBE_LONG (INT64_C(2) * 4096 * 4096)
-#define MZ_PROBE_SHORT (INT64_C(2) * 128 * 1024)
+#define MZ_PROBE_LONG MZ_SPEED_MEMORY_BYTES
+#define MZ_PROBE_SHORT MZ_SPEED_CACHE_BYTES
 
 /* Memory that rows are packed from and to, of the context, `bytes` of each, at least
  * MZ_PROBE_ROOM; values in it are operands as above, but for results. Every call takes the parts

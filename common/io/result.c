@@ -156,6 +156,7 @@ static json_t *run_json(const mz_run *run, const mz_result *result, int *failed)
     put(o, "step_time_s", time_stat(run->step_time_s, failed), failed);
     put(o, "moe_time_s", mz_json_number(run->moe_time_s), failed);
     put(o, "tokens_per_s", mz_json_number(run->tokens_per_s), failed);
+    put(o, "layer_calls", mz_json_number(run->layer_calls), failed);
     put(o, "peak_memory_bytes", json_integer(run->peak_memory_bytes), failed);
     put(o, "memory_bytes", memory_json(run, failed), failed);
     put(o, "capacity_bytes", json_integer(run->capacity_bytes), failed);

@@ -30,6 +30,7 @@ typedef struct mz_run {
     mz_stat step_time_s;       /* over steps */
     double moe_time_s;         /* mean over steps: the worst rank's time inside MoE layers */
     double tokens_per_s;       /* whole job */
+    double layer_calls;        /* MoE layers times micro-batches, mean per step */
     int64_t peak_memory_bytes; /* worst rank */
     int64_t memory_bytes[MZ_MEM_CATEGORIES]; /* at that rank's peak; adds up to the peak */
     int64_t capacity_bytes;

@@ -1,5 +1,7 @@
 #include "common/io/speed.h"
 
+#include <math.h>
+
 static const struct {
     const char *key, *mean_key, *what;
 } speeds[MZ_SPEEDS] = {
@@ -20,4 +22,10 @@ const char *mz_speed_mean_key(mz_speed speed) {
 
 const char *mz_speed_what(mz_speed speed) {
     return speeds[speed].what;
+}
+
+double mz_speed_factor(double bytes, double cache, double memory) {
+    static const double least = MZ_SPEED_CACHE_BYTES, most = MZ_SPEED_MEMORY_BYTES;
+    const double part = bytes <= least ? 0 : fmin(log(bytes / least) / log(most / least), 1);
+    return cache + part * (memory - cache);
 }

@@ -530,6 +530,7 @@ static mz_code put_run(mz_sim *sim, sim_policy *p, mz_run *run, mz_err *err) {
     const double steps = (double)sim->steps;
     *run = (mz_run){.moe_time_s = p->moe_s / steps,
                     .tokens_per_s = p->time_s > 0 ? (double)p->tokens / p->time_s : 0,
+                    .layer_calls = (double)p->calls / steps,
                     .peak_memory_bytes = p->peak,
                     .capacity_bytes = (int64_t)(sim->cluster->device.memory_bytes /
                                                 sim->cluster->ranks_per_device),

@@ -631,6 +631,94 @@ static void speeds_apart(void **state) {
     }
 }
 
+/* Seconds of rows whose calls touch so many bytes, at a machine whose caches are at 1.25 of their
+ * speed and whose memory is at 0.8: between 256 KiB and 32 MiB by the logarithm of the size. */
+static double rows_slower(double bytes) {
+    const double part = log2(bytes / (256 << 10)) / log2(128);
+    return 1 / 1.25 + fmin(fmax(part, 0), 1) * (1 / 0.8 - 1 / 1.25);
+}
+
+/* A millisecond in every phase of the layer, predicted and measured. */
+static void fill_phases(mz_result_file *file) {
+    for (int i = 0; i < file->runs; i++)
+        for (int64_t k = 0; k < file->run[i].steps; k++)
+            for (int c = 0; c < RANKS * MZ_PHASES; c++)
+                file->run[i].detail_s[k * CELLS + c] = 1e-3;
+}
+
+/* A prediction of 1,000 tokens a step on two ranks, with two experts a token, a tenth of the pairs
+ * dropped, three quarters kept, rows of x sent again; layer_calls 0: it does not say. */
+static void say_sizes(mz_result_file *file, int64_t hidden, double layer_calls) {
+    json_object_set_new(json_object_get(file->root, "model"), "hidden", json_integer(hidden));
+    json_object_set_new(json_object_get(file->root, "model"), "experts", json_integer(8));
+    for (int i = 0; i < file->runs; i++) {
+        json_t *run = file->run[i].json;
+        json_object_set_new(run, "dropped_pairs_fraction", json_real(0.1));
+        json_object_set_new(run, "kept_pairs_fraction", json_real(0.75));
+        json_object_set_new(run, "backward_dispatch_bytes", json_integer(2000));
+        json_object_set_new(run, "backward_combine_bytes", json_integer(1000));
+        if (layer_calls > 0)
+            json_object_set_new(run, "layer_calls", json_real(layer_calls));
+    }
+}
+
+/* Bytes in and out of a rank's call by the table of replay/README.md: 500 tokens, 900 computed
+ * pairs, 750 kept ones; as many calls share them as there are micro-batches. Rows in a cache go
+ * with the caches, those beyond it with memory, what has only numbers with the caches whatever the
+ * rows are, whole experts with memory, products with arithmetic. */
+static void rows_by_size(void **state) {
+    static const double speed[MZ_SPEEDS] = {0.9, 0.8, 1.25};
+    static const struct {
+        mz_phase phase;
+        double values, numbers; /* of bf16, by hidden; bytes besides */
+    } rows[] = {
+        {MZ_PHASE_PACK, 500 + 900, 0},
+        {MZ_PHASE_DISPATCH, 2 * 900, 0},
+        {MZ_PHASE_COMBINE, 2 * 900, 0},
+        {MZ_PHASE_UNPACK, 900 + 500, 0},
+        {MZ_PHASE_SCORE, 500, 4 * 500},
+        {MZ_PHASE_BACKWARD_PACK, 500 + 750, 0},
+        {MZ_PHASE_BACKWARD_DISPATCH, 2 * 2 * 750, 0},
+        {MZ_PHASE_BACKWARD_COMBINE, 2 * 750, 0},
+        {MZ_PHASE_BACKWARD_OTHER, 750 + 500, 0},
+    };
+    static const int64_t hidden[] = {64, 512, 65536};
+    made m = measurement_of(&plain);
+    mz_err err;
+    for (int one = 0; one < 9; one++) {
+        const double batches = one % 3 == 0 ? 1 : one % 3;
+        const int64_t h = hidden[one / 3];
+        mz_result_file p = make(&plain), q = make(&m);
+        check_result r;
+        say_sizes(&p, h, one % 3);
+        say_sizes(&q, h, one % 3);
+        for (int k = 0; k < MZ_SPEEDS; k++)
+            probe(&p, (mz_speed)k, mz_speed_mean_key((mz_speed)k), 1e-3 * (k + 1), &q);
+        run_at(&q, speed, false, false);
+        fill_phases(&p);
+        fill_phases(&q);
+        assert_ok(mz_result_digest(&p, p.digest, &err), &err);
+        name(&q, p.digest);
+        assert_ok(check_files(&p, &q, &r, &err), &err);
+        for (int i = 0; i < r.policies; i++) {
+            const double *error = r.policy[i].phase_at_speed;
+            for (int k = 0; k < COUNT_OF(rows); k++) {
+                const double bytes = 2 * rows[k].values * (double)h + rows[k].numbers;
+                assert_near(error[rows[k].phase], rows_slower(bytes / batches) - 1);
+            }
+            assert_near(error[MZ_PHASE_ROUTER], 1 / 1.25 - 1);
+            assert_near(error[MZ_PHASE_COUNT_EXCHANGE], 1 / 1.25 - 1);
+            assert_near(error[MZ_PHASE_GRADIENT_REDUCE], 1 / 1.25 - 1);
+            assert_near(error[MZ_PHASE_WEIGHT_MOVE], 1 / 0.8 - 1);
+            assert_near(error[MZ_PHASE_REPLICA_REDUCE], 1 / 0.8 - 1);
+            assert_near(error[MZ_PHASE_BACKWARD_EXPERTS], 1 / 0.9 - 1);
+        }
+        check_free(&r);
+        mz_result_file_free(&p);
+        mz_result_file_free(&q);
+    }
+}
+
 /* A machine that is slow half of the time: times are means, so the speed is that of mean probes
  * where the calibration has their mean, whatever its median is. */
 static void slow_half_of_the_time(void **state) {
@@ -1170,6 +1258,7 @@ int main(void) {
         cmocka_unit_test(slow_machine),
         cmocka_unit_test(records_without_probe),
         cmocka_unit_test(speeds_apart),
+        cmocka_unit_test(rows_by_size),
         cmocka_unit_test(slow_half_of_the_time),
         cmocka_unit_test(rules_without_a_say),
         cmocka_unit_test(other_machines),

@@ -35,7 +35,7 @@ for a, b in zip(r["runs"], s["runs"]):
     assert name == b["policy"] and [k for k in a if k != "detail"] == list(b), name
     assert a["steps"] == 4 and b["steps"] == 2
     # the same plans: the same rows, pairs and bytes
-    for key in ("rank_imbalance", "kept_pairs_fraction", "dropped_pairs_fraction", "kept_score_mass",
+    for key in ("rank_imbalance", "layer_calls", "kept_pairs_fraction", "dropped_pairs_fraction", "kept_score_mass",
                 "dispatch_bytes", "combine_bytes", "backward_combine_bytes", "lossy", "system", "score_source",
                 "between_process_bytes"):
         assert a[key] == b[key], (name, key, a[key], b[key])

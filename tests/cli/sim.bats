@@ -26,6 +26,7 @@ for run in r["runs"]:
     assert 0 < t["p50"] <= t["p95"] and t["mean"] > 0, name
     assert 0 < run["moe_time_s"] <= t["mean"] * 1.0000001, name
     assert run["tokens_per_s"] > 0, name
+    assert run["layer_calls"] == r["trace"]["layers"], name # one micro-batch
     assert list(run["memory_bytes"]) == categories, name
     assert sum(run["memory_bytes"].values()) == run["peak_memory_bytes"], name
     assert all(isinstance(v, int) and v >= 0 for v in run["memory_bytes"].values()), name

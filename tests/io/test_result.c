@@ -82,6 +82,7 @@ static void contract(void **state) {
         {"step_time_s", JSON_OBJECT},
         {"moe_time_s", JSON_REAL},
         {"tokens_per_s", JSON_REAL},
+        {"layer_calls", JSON_REAL},
         {"peak_memory_bytes", JSON_INTEGER},
         {"memory_bytes", JSON_OBJECT},
         {"fits", JSON_TRUE},

@@ -208,7 +208,7 @@ static void check_stat(mz_stat got, const double *v, int64_t n) {
 
 static void check_times(const world *w, const mz_run *run) {
     double *step_s = calloc((size_t)w->steps, sizeof *step_s), time = 0, moe = 0;
-    int64_t tokens = 0;
+    int64_t tokens = 0, calls = 0;
     for (int64_t s = 0; s < w->steps; s++) {
         double most = 0;
         for (int32_t r = 0; r < w->ranks; r++)
@@ -216,6 +216,7 @@ static void check_times(const world *w, const mz_run *run) {
         moe += most;
         time += step_s[s] = longest(w, s);
         tokens += w->step[s].tokens;
+        calls += w->step[s].calls;
         assert_true(run->step_s[s] == step_s[s]);
         for (int k = 0; k < MZ_SPEEDS; k++)
             assert_true(run->probe_s[k][s] == w->step[s].probe_s[k]);
@@ -225,6 +226,7 @@ static void check_times(const world *w, const mz_run *run) {
     assert_int_equal(run->steps, w->steps);
     assert_true(run->moe_time_s == moe / (double)w->steps);
     assert_true(run->tokens_per_s == (double)tokens / time);
+    assert_true(run->layer_calls == (double)calls / (double)w->steps);
     free(step_s);
 }
 
