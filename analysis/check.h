@@ -152,7 +152,7 @@ const char *check_unproven(const check_result *result, mz_phase phase);
 static inline double check_number(const json_t *object, const char *key) {
     return json_number_value(json_object_get(object, key));
 }
-/* Tokens of a predicted step, all ranks, every layer's the same. */
+/* Tokens of a predicted step, of all ranks. */
 static inline double check_tokens(const check_policy *policy) {
     const json_t *run = policy->predicted->json;
     return check_number(run, "tokens_per_s") *
