@@ -125,6 +125,8 @@ static mz_kstatus watched_up(mz_kernels *k, mz_kstream stream, const mz_expert_u
                              void *workspace) {
     const int64_t rows = a->groups.rows_max, value = 2, groups = a->groups.groups;
     const int64_t key[KEY] = {2, a->hidden > TILE, a->intermediate > TILE};
+    lies("ends of groups", a->groups.begin, (groups + 1) * (int64_t)sizeof *a->groups.begin);
+    lies("weights", a->weight, groups * (int64_t)sizeof *a->weight);
     for (int64_t g = 0; g < groups; g++)
         lies("a weight", a->weight[g], 2 * a->hidden * a->intermediate * value);
     lies("x", a->x, rows * a->hidden * value);
@@ -146,6 +148,9 @@ static mz_kstatus watched_update(mz_kernels *k, mz_kstream stream, const mz_upda
     lies("gradients", a->gradient, values * 2);
     lies("momentum", a->m, a->m ? values * 4 : 0);
     lies("second moment", a->v, a->v ? values * 4 : 0);
+    lies("rows of it", a->row, a->row ? a->matrices * a->rows * 4 : 0);
+    lies("columns of it", a->col, a->col ? a->matrices * a->cols * 4 : 0);
+    lies("factor of gradients", a->grad_scale, a->grad_scale ? 4 : 0);
     lies("workspace", workspace, (int64_t)device.real->update_workspace(k, a));
     return runs(key, (double)values * products) ? device.real->update_step(k, stream, a, workspace)
                                                 : MZ_K_OK;
@@ -154,10 +159,16 @@ static mz_kstatus watched_update(mz_kernels *k, mz_kstream stream, const mz_upda
 /* Seconds of the emulator for a value that is moved, in FLOPs. */
 enum { MOVED = 40 };
 
+/* How many tokens there are, its arguments do not say: as many as the rows' pairs have at least, or
+ * one. */
 static mz_kstatus watched_pack(mz_kernels *k, mz_kstream stream, const mz_pack *a) {
     const int64_t key[KEY] = {4, a->rows, a->hidden, a->k, a->scale != NULL};
     lies("pairs of rows", a->row_pair, a->rows * (int64_t)sizeof *a->row_pair);
     lies("rows", a->out, a->rows * a->hidden * 2);
+    lies("x", a->x, (a->token ? 1 : (a->rows + a->k - 1) / a->k) * a->hidden * 2);
+    lies("tokens of pairs", a->token, a->token ? a->rows * (int64_t)sizeof *a->token : 0);
+    lies("factors of pairs", a->scale, a->scale ? a->rows * (int64_t)sizeof *a->scale : 0);
+    lies("how many rows", a->rows_used, a->rows_used ? (int64_t)sizeof *a->rows_used : 0);
     return runs(key, MOVED * (double)(a->rows * a->hidden)) ? device.real->pack_rows(k, stream, a)
                                                             : MZ_K_OK;
 }
@@ -166,6 +177,9 @@ static mz_kstatus watched_combine(mz_kernels *k, mz_kstream stream, const mz_com
     const int64_t key[KEY] = {5, a->tokens, a->hidden, a->k, a->scale != NULL};
     lies("positions", a->position, a->tokens * a->k * (int64_t)sizeof *a->position);
     lies("tokens", a->out, a->tokens * a->hidden * 2);
+    lies("rows", a->row, a->row ? a->hidden * 2 : 0); /* the positions say how many */
+    lies("factors of pairs", a->scale, a->scale ? a->tokens * a->k * 4 : 0);
+    lies("pairs of tokens", a->token_begin, a->token_begin ? (a->tokens + 1) * 8 : 0);
     return runs(key, MOVED * (double)(a->tokens * a->k * a->hidden))
                ? device.real->combine_rows(k, stream, a)
                : MZ_K_OK;
@@ -182,6 +196,10 @@ static mz_kstatus watched_norms(mz_kernels *k, mz_kstream stream, const mz_norms
 static mz_kstatus watched_score(mz_kernels *k, mz_kstream stream, const mz_score_args *a) {
     const int64_t key[KEY] = {7, a->pairs};
     lies("weights of pairs", a->weight, a->pairs * (int64_t)sizeof *a->weight);
+    lies("norms of gradients", a->grad_norm2, a->grad_norm2 ? a->tokens * 4 : 0);
+    lies("norms of inputs", a->input_norm2, a->input_norm2 ? a->tokens * 4 : 0);
+    lies("norms of h", a->hidden_norm2, a->hidden_norm2 ? a->pairs * 4 : 0);
+    lies("pairs of tokens", a->token_begin, a->token_begin ? (a->tokens + 1) * 8 : 0);
     lies("scores", a->score, a->pairs * (int64_t)sizeof *a->score);
     return runs(key, MOVED * (double)a->pairs) ? device.real->score_pairs(k, stream, a) : MZ_K_OK;
 }
@@ -190,7 +208,9 @@ static mz_kstatus watched_group(mz_kernels *k, mz_kstream stream, const mz_group
                                 void *workspace) {
     const int64_t key[KEY] = {8, a->pairs, a->experts};
     lies("experts of pairs", a->expert, a->pairs * (int64_t)sizeof *a->expert);
-    lies("order", a->order, a->pairs * (int64_t)sizeof *a->order);
+    lies("order", a->order, a->order ? a->pairs * (int64_t)sizeof *a->order : 0);
+    lies("ends of groups", a->begin, a->begin ? (a->experts + 1) * (int64_t)sizeof *a->begin : 0);
+    lies("counts", a->count, a->count ? a->experts * (int64_t)sizeof *a->count : 0);
     lies("workspace", workspace, (int64_t)device.real->group_pairs_workspace(k, a));
     return runs(key, MOVED * (double)a->pairs) ? device.real->group_pairs(k, stream, a, workspace)
                                                : MZ_K_OK;
@@ -200,7 +220,15 @@ static mz_kstatus watched_select(mz_kernels *k, mz_kstream stream, const mz_sele
                                  void *workspace) {
     const int64_t key[KEY] = {9, a->pairs, a->experts};
     lies("scores", a->score, a->pairs * (int64_t)sizeof *a->score);
+    lies("order", a->order, a->pairs * (int64_t)sizeof *a->order);
+    lies("ends of groups", a->begin, (a->experts + 1) * (int64_t)sizeof *a->begin);
+    lies("quotas", a->quota, a->experts * (int64_t)sizeof *a->quota);
+    lies("pairs kept", a->kept, a->kept ? a->pairs * (int64_t)sizeof *a->kept : 0);
+    lies("ends of those", a->kept_begin, a->kept_begin ? (a->experts + 1) * 8 : 0);
     lies("what is kept", a->keep, a->keep ? a->pairs : 0);
+    lies("thresholds", a->threshold, a->threshold ? a->experts * 4 : 0);
+    lies("weights of pairs", a->weight, a->weight ? a->pairs * 4 : 0);
+    lies("those of a sample", a->scaled, a->scaled ? a->pairs * 4 : 0);
     lies("workspace", workspace, (int64_t)device.real->select_workspace(k, a));
     return runs(key, MOVED * (double)a->pairs) ? device.real->select_pairs(k, stream, a, workspace)
                                                : MZ_K_OK;
@@ -211,6 +239,9 @@ static mz_kstatus watched_swiglu_backward(mz_kernels *k, mz_kstream stream, cons
     lies("gate and up", a->gate_up, 2 * values * 2);
     lies("their gradient", a->dgate_up, 2 * values * 2);
     lies("gradient of h", a->dh, values * 2);
+    lies("h", a->h, a->h ? values * 2 : 0);
+    lies("factors of rows", a->scale, a->scale ? a->rows * 4 : 0);
+    lies("dots of rows", a->dot, a->dot ? a->rows * 4 : 0);
     return runs(key, MOVED * (double)values) ? device.real->swiglu_backward(k, stream, a) : MZ_K_OK;
 }
 

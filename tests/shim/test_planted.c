@@ -9,6 +9,22 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+/* GCC's names for the sanitizers; clang's. */
+#ifdef __SANITIZE_ADDRESS__
+#define PLANTED_ADDRESS
+#endif
+#ifdef __SANITIZE_THREAD__
+#define PLANTED_THREADS
+#endif
+#ifdef __has_feature
+#if __has_feature(address_sanitizer)
+#define PLANTED_ADDRESS
+#endif
+#if __has_feature(thread_sanitizer)
+#define PLANTED_THREADS
+#endif
+#endif
+
 enum { N = 64 };
 
 static bool neighbours_right(void) {
@@ -96,7 +112,7 @@ static int absent(float *to, int which) {
 static int default_stream(float *to, int which) {
     return planted_write(to, true);
 }
-#if defined(__SANITIZE_ADDRESS__)
+#ifdef PLANTED_ADDRESS
 static int past_end(float *to, int which) {
     return planted_past_end(to);
 }
@@ -114,7 +130,7 @@ static void mistakes_are_reported(void **state) {
     assert_true(to[31] == 1);
     report_of(default_stream, 0, text, sizeof text);
     assert_non_null(strstr(text, "the default stream"));
-#if defined(__SANITIZE_ADDRESS__)
+#ifdef PLANTED_ADDRESS
     report_of(past_end, 0, text, sizeof text);
     assert_non_null(strstr(text, "heap-buffer-overflow"));
 #endif
@@ -216,7 +232,7 @@ static void races_between_blocks_are_found(void **state) {
     unsigned sum = 0;
     assert_int_equal(planted_blocks(&sum, 3, true), 0);
     assert_int_equal(sum, 3);
-#if defined(__SANITIZE_THREAD__)
+#ifdef PLANTED_THREADS
     char text[4096];
     report_of(blocks_race, 0, text, sizeof text);
     assert_non_null(strstr(text, "data race"));
@@ -233,7 +249,7 @@ static int neighbours_once(float *to, int which) {
 
 /* Without the sanitizer a missing barrier shows as results that depend on the order. */
 static void missing_barrier_is_found(void **state) {
-#if defined(__SANITIZE_THREAD__)
+#ifdef PLANTED_THREADS
     char text[4096];
     report_of(neighbours_once, 0, text, sizeof text);
     assert_non_null(strstr(text, "data race"));
