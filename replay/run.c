@@ -52,6 +52,7 @@ struct mz_replay {
     int64_t device;   /* bytes in use on the device: the most; 0: none seen */
     bool dealt, side_by_side;
     bool repeated;    /* the fault that was asked for: an update was done twice */
+    bool stopped;     /* ... this process was killed or stopped, and goes on */
     char *mine, *all; /* records of this process's ranks, of all */
     int64_t *rows;    /* [ranks] scratch */
     /* with digest */
@@ -91,8 +92,10 @@ static mz_code notice(void *self, int32_t rank, mz_phase phase, int32_t layer, i
         return MZ_OK;
     if (f->kind == MZ_FAULT_CORRUPT)
         corrupt(p, layer);
-    else if (rank == f->rank || rank == r->transport->first)
+    else if (!r->stopped && (rank == f->rank || rank == r->transport->first)) {
+        r->stopped = true;
         kill(getpid(), f->kind == MZ_FAULT_KILL ? SIGKILL : SIGSTOP);
+    }
     return MZ_OK;
 }
 
@@ -186,6 +189,25 @@ static mz_code create_scratch(mz_replay *r, mz_err *err) {
     return MZ_OK;
 }
 
+/* Can it happen, and would it be found? */
+static mz_code check_fault(const mz_replay_options *o, mz_err *err) {
+    const mz_fault *f = &o->fault;
+    if (f->kind == MZ_FAULT_NONE)
+        return MZ_OK;
+    if (f->rank >= o->cluster->ranks)
+        return mz_fail(err, MZ_EINPUT, "MIZAN_REPLAY_FAULT: rank %d of %d ranks", f->rank,
+                       o->cluster->ranks);
+    if (f->kind == MZ_FAULT_CORRUPT && f->phase == MZ_PHASE_OPTIMIZER && o->verify &&
+        !mz_verify_sees_updates(o->optimizer, o->type, o->model->hidden,
+                                o->model->expert_intermediate))
+        return mz_fail(err, MZ_EINPUT,
+                       "MIZAN_REPLAY_FAULT: verification compares nothing of the updates of "
+                       "--optimizer %s; corrupt:optimizer takes adamw, adamw-bf16, lion, muon or "
+                       "skewadam[experts=momentum]",
+                       o->optimizer->name);
+    return MZ_OK;
+}
+
 mz_code mz_replay_create(const mz_replay_options *options, char **policies, int count,
                          mz_kernels *kernels, mz_transport *transport, mz_replay **replay,
                          mz_err *err) {
@@ -200,13 +222,10 @@ mz_code mz_replay_create(const mz_replay_options *options, char **policies, int 
     r->layers = options->model->moe_layers;
     r->experts = options->model->experts;
     r->policies = count;
-    if (options->fault.kind != MZ_FAULT_NONE && options->fault.rank >= r->ranks) {
-        mz_replay_free(replay);
-        return mz_fail(err, MZ_EINPUT, "MIZAN_REPLAY_FAULT: rank %d of %d ranks",
-                       options->fault.rank, options->cluster->ranks);
-    }
+    mz_code code = check_fault(options, err);
     r->policy = mz_calloc((size_t)count, sizeof *r->policy);
-    mz_code code = r->policy ? MZ_OK : mz_fail_nomem(err, "policies");
+    if (code == MZ_OK && !r->policy)
+        code = mz_fail_nomem(err, "policies");
     for (int i = 0; code == MZ_OK && i < count; i++)
         code = create_policy(r, &r->policy[i], policies[i], err);
     if (code == MZ_OK)
@@ -644,7 +663,7 @@ static void warn_of_limits(const mz_replay *r, mz_app *app) {
 }
 
 /* At the end of a run. A fault that did not happen proves nothing of what would have found it. One
- * that kills, stops or lacks memory ends the run where it happens. */
+ * that kills or lacks memory ends the run where it happens. */
 static mz_code fault_happened(mz_replay *r, mz_err *err) {
     const mz_fault *f = &r->options.fault;
     if (f->kind == MZ_FAULT_NONE)
@@ -652,7 +671,7 @@ static mz_code fault_happened(mz_replay *r, mz_err *err) {
     unsigned char *all = mz_calloc((size_t)(r->local + r->ranks), 1);
     if (!all)
         return mz_fail_nomem(err, "a fault");
-    memset(all + r->ranks, r->transport->corrupted || r->repeated, (size_t)r->local);
+    memset(all + r->ranks, r->transport->corrupted || r->repeated || r->stopped, (size_t)r->local);
     mz_code code = mz_transport_gather(r->transport, all + r->ranks, 1, all, err);
     const bool happened = all[f->rank] != 0;
     free(all);
@@ -661,8 +680,8 @@ static mz_code fault_happened(mz_replay *r, mz_err *err) {
     if (f->kind == MZ_FAULT_MEMORY)
         return mz_fail(err, MZ_EINPUT,
                        "the fault asked for (MIZAN_REPLAY_FAULT) did not happen: rank %d's process "
-                       "had fewer than %lld allocations",
-                       f->rank, (long long)f->step);
+                       "had fewer than %lld allocations for policy %s",
+                       f->rank, (long long)f->step, r->policy[0].text);
     return mz_fail(
         err, MZ_EINPUT,
         "the fault asked for (MIZAN_REPLAY_FAULT) did not happen: of %lld steps executed "

@@ -19,14 +19,14 @@
 
 /* What a test asks to go wrong (man page): in step `step` (of all that are executed, from 0), when
  * `rank` has done its part of `phase`, or before its exchange. A run at whose end it has not
- * happened fails with MZ_EINPUT. */
+ * happened fails with MZ_EINPUT, and so does one whose verification cannot find it. */
 typedef enum mz_fault_kind {
     MZ_FAULT_NONE,
     MZ_FAULT_KILL,    /* the rank's process is killed */
-    MZ_FAULT_HANG,    /* ... is stopped */
+    MZ_FAULT_HANG,    /* ... is stopped, once */
     MZ_FAULT_CORRUPT, /* values that its process receives then, in the layer that is verified, get
                          the wrong sign; its optimizer does its updates twice */
-    MZ_FAULT_MEMORY   /* the `step`-th allocation of its process fails */
+    MZ_FAULT_MEMORY   /* the `step`-th allocation of its process for the first policy fails */
 } mz_fault_kind;
 typedef struct mz_fault {
     mz_fault_kind kind;

@@ -54,6 +54,11 @@ typedef struct mz_verified {
     double largest; /* error over what is allowed; <= 1 */
 } mz_verified;
 
+/* Does it compare anything of what the optimizer's step makes of an expert? Of SkewAdam without
+ * momentum and of Adafactor it does not; that weights are the master weights is no news of them. */
+bool mz_verify_sees_updates(const mz_optimizer *optimizer, mz_dtype type, int64_t hidden,
+                            int64_t intermediate);
+
 /* Sets the engine's watch. What is given outlives it. */
 mz_code mz_verify_create(const mz_replay_job *job, mz_engine *engine, mz_transport *transport,
                          const mz_verify_options *options, mz_verify **verify, mz_err *err);

@@ -2,6 +2,7 @@
 
 #include "replay/data.h"
 #include "replay/update.h"
+#include "replay/verify.h"
 
 #include <math.h>
 #include <string.h>
@@ -9,23 +10,28 @@
 /* Of every rule; single precision, as an optimizer is given them. */
 typedef struct rule {
     float beta1, beta2, eps, decay;
-    bool whole;     /* weights, too */
-    bool plain_sum; /* m = beta1 m + g, without 1 - beta1 */
-    bool sign;      /* lion */
-    float m_beta;   /* that m goes on with */
+    bool whole;          /* weights, too */
+    bool plain_sum;      /* m = beta1 m + g, without 1 - beta1 */
+    bool sign;           /* lion */
+    float m_beta;        /* that m goes on with */
+    double seen1, seen2; /* 1 - beta^t, what moments that began at 0 have of their mean */
 } rule;
 
 static const float rate = 1e-4F;
 
-static rule rule_of(const mz_optimizer *o) {
+/* step: t, from 1. */
+static rule rule_of(const mz_optimizer *o, int64_t step) {
+    const float beta1 = 0.9F, beta2 = 0.999F;
     switch (o->rule) {
     case MZ_RULE_ADAMW:
-        return (rule){.beta1 = 0.9F,
-                      .beta2 = 0.999F,
+        return (rule){.beta1 = beta1,
+                      .beta2 = beta2,
                       .eps = 1e-8F,
                       .decay = 0.01F,
                       .whole = true,
-                      .m_beta = 0.9F};
+                      .m_beta = beta1,
+                      .seen1 = 1 - pow(beta1, (double)step),
+                      .seen2 = 1 - pow(beta2, (double)step)};
     case MZ_RULE_LION:
         return (rule){.beta1 = 0.9F, .whole = true, .sign = true, .m_beta = 0.99F};
     case MZ_RULE_MUON:
@@ -54,6 +60,14 @@ mz_code verify_update_create(const mz_replay_job *job, mz_arena *arena, verify_u
     return all && u->weight && u->after && u->wanted && u->allowed
                ? MZ_OK
                : mz_fail_nomem(err, "the verification of an update");
+}
+
+bool mz_verify_sees_updates(const mz_optimizer *optimizer, mz_dtype type, int64_t hidden,
+                            int64_t intermediate) {
+    int64_t part[MZ_UPDATE_STATES];
+    const int64_t rows = 2 * intermediate;
+    mz_update_parts(optimizer, type, rows, hidden, part);
+    return part[VERIFY_M] == rows * hidden || part[VERIFY_V] == rows * hidden;
 }
 
 bool verify_update_looks(const verify_update *u) {
@@ -91,8 +105,7 @@ static void want_v(verify_update *u, const rule *r, const float *g) {
 }
 
 /* By how much a value moves at a rate of 1. *doubt: by how much that may be off. */
-static double direction(const verify_update *u, const rule *r, double g, int64_t i, double t,
-                        double *doubt) {
+static double direction(const verify_update *u, const rule *r, double g, int64_t i, double *doubt) {
     const double old = (double)r->beta1 * u->state[VERIFY_M][i], more = (1 - (double)r->beta1) * g;
     const double m = old + more, size = fabs(old) + fabs(more);
     if (r->sign) {
@@ -100,17 +113,16 @@ static double direction(const verify_update *u, const rule *r, double g, int64_t
         return (m > 0) - (m < 0);
     }
     const double v = (double)r->beta2 * u->state[VERIFY_V][i] + (1 - (double)r->beta2) * g * g;
-    const double root = sqrt(v / (1 - pow(r->beta2, t))) + (double)r->eps;
-    *doubt = 0x1p-12 * size / (1 - pow(r->beta1, t)) / root;
-    return m / (1 - pow(r->beta1, t)) / root;
+    const double root = sqrt(v / r->seen2) + (double)r->eps;
+    *doubt = 0x1p-12 * size / r->seen1 / root;
+    return m / r->seen1 / root;
 }
 
-static void want_weights(verify_update *u, const rule *r, const float *before, const float *g,
-                         int64_t step) {
+static void want_weights(verify_update *u, const rule *r, const float *before, const float *g) {
     const double keep = 1 - (double)rate * (double)r->decay;
     for (int64_t i = 0; i < u->values; i++) {
         double doubt;
-        const double moves = direction(u, r, g[i], i, (double)step, &doubt);
+        const double moves = direction(u, r, g[i], i, &doubt);
         u->wanted[i] = before[i] * keep - (double)rate * moves;
         u->allowed[i] = 0x1p-22 * fabs((double)before[i]) + (double)rate * doubt;
     }
@@ -184,14 +196,14 @@ static mz_code check_state(verify_update *u, mz_experts *experts, int32_t layer,
                            int k, const float *gradient, int64_t step, bool own,
                            verify_difference *found, int64_t *compared, mz_err *err) {
     static const char *const name[] = {"master weight", "first moment", "second moment"};
-    const rule r = rule_of(u->job->optimizer);
+    const rule r = rule_of(u->job->optimizer, step);
     if (!u->state[k])
         return MZ_OK;
     const mz_code code = mz_experts_read_state(experts, layer, expert, k, u->after, err);
     if (code != MZ_OK || !own || (k == VERIFY_MASTER && !r.whole))
         return code;
     if (k == VERIFY_MASTER)
-        want_weights(u, &r, u->state[k], gradient, step);
+        want_weights(u, &r, u->state[k], gradient);
     else if (k == VERIFY_M)
         want_m(u, &r, gradient);
     else
@@ -208,8 +220,8 @@ static void want_rounded(verify_update *u) {
     }
 }
 
-static void want_written(verify_update *u, const rule *r, const float *gradient, int64_t step) {
-    want_weights(u, r, u->weight, gradient, step);
+static void want_written(verify_update *u, const rule *r, const float *gradient) {
+    want_weights(u, r, u->weight, gradient);
     if (mz_update_is_dithered(u->job->optimizer, u->job->type))
         for (int64_t i = 0; i < u->values; i++)
             u->allowed[i] += 0x1.04p-7 * fabs(u->wanted[i]);
@@ -218,7 +230,7 @@ static void want_written(verify_update *u, const rule *r, const float *gradient,
 mz_code verify_update_end(verify_update *u, mz_experts *experts, int32_t layer, int32_t expert,
                           const float *gradient, int64_t step, bool own, verify_difference *found,
                           int64_t *compared, mz_err *err) {
-    const rule r = rule_of(u->job->optimizer);
+    const rule r = rule_of(u->job->optimizer, step);
     mz_code code = MZ_OK;
     *found = (verify_difference){.place = -1};
     *compared = 0;
@@ -228,7 +240,7 @@ mz_code verify_update_end(verify_update *u, mz_experts *experts, int32_t layer, 
     if (code == MZ_OK && own && u->state[VERIFY_MASTER])
         want_rounded(u);
     else if (code == MZ_OK && own && r.whole)
-        want_written(u, &r, gradient, step);
+        want_written(u, &r, gradient);
     if (code == MZ_OK)
         code = mz_experts_read(experts, layer, expert, false, u->after, err);
     if (code != MZ_OK || !own || !(u->state[VERIFY_MASTER] || r.whole))

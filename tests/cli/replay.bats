@@ -273,7 +273,7 @@ EOF2
     done
     echo "allocations: below $ended: $stderr"
     [ "$ended" -gt 50 ]
-    [[ $stderr == *"did not happen: rank 0's process had fewer than $ended allocations" ]]
+    [[ $stderr == *"did not happen: rank 0's process had fewer than $ended allocations for policy lrmoe[keep=0.5]" ]]
     only_files
 }
 
@@ -330,9 +330,40 @@ EOF2
         MIZAN_REPLAY_FAULT=$fault fails 2 "did not happen: of 2 steps executed" "${replay[@]}" "${small[@]}" --policy static --warmup 0 -o out.h5
     done
     MIZAN_REPLAY_FAULT=corrupt:optimizer:0:9 fails 2 "step 9 had no optimizer" "${replay[@]}" "${small[@]}" --policy static
-    MIZAN_REPLAY_FAULT=oom:1000000:7 fails 2 "rank 7's process had fewer than 1000000 allocations" "${replay[@]}" "${small[@]}" --policy static
+    MIZAN_REPLAY_FAULT=oom:1000000:7 fails 2 "rank 7's process had fewer than 1000000 allocations for policy static" \
+        "${replay[@]}" "${small[@]}" --policy static,symi
     MIZAN_REPLAY_FAULT=corrupt:experts:0:0 fails 2 "nothing travels in experts" "${replay[@]}" "${small[@]}" --policy static
     only_files
+}
+
+@test "a fault that verification cannot find is refused" {
+    local optimizer
+    for optimizer in adafactor skewadam 'skewadam[master=fp32]'; do
+        MIZAN_REPLAY_FAULT=corrupt:optimizer:0:0 fails 2 "compares nothing of the updates of --optimizer $optimizer" \
+            "${replay[@]}" "${small[@]}" --policy static --optimizer "$optimizer" --type bf16
+    done
+}
+
+@test "a process that hung and goes on ends as if nothing had been" {
+    MIZAN_REPLAY_FAULT=hang:experts:0:0 "${replay[@]}" "${small[@]}" --policy static --json >out 2>err 3>&- &
+    local pid=$! state=
+    for _ in {1..300}; do
+        state=$(ps -o stat= -p $pid)
+        [[ $state == [RSD]* ]] || break
+        sleep 0.1
+    done
+    [[ $state == T* ]]
+    kill -CONT $pid
+    for _ in {1..300}; do
+        state=$(ps -o stat= -p $pid) || break
+        [[ $state == [RSD]* ]] || break
+        sleep 0.1
+    done
+    [[ $state != T* ]] || { kill -KILL $pid && false; } # a second time
+    wait $pid
+    cat err
+    [ ! -s err ]
+    [ -s out ]
 }
 
 interrupted() { # interrupted PID SECONDS: it says so with its exit code
