@@ -30,6 +30,15 @@
  * A rank's rows and pairs are compared by its process, an expert's gradient by its owner's: what is
  * compared by all processes together does not depend on how many there are.
  *
+ * Cost: every process holds, for each policy, the layer's weights as floats (4 E 3HI bytes); 4 B of
+ * each of one expert's 3HI values and, where the optimizer's step is looked at, 24 B more and 4 for
+ * every part of its state that is (AdamW with master weights: 36); and 4 B of every pair of
+ * the layer. A step reads E experts. On one thread it computes 3HI products of each pair of a token
+ * that is looked at in forward and 5HI in backward, 2HI for a score that takes activations, and
+ * for a value of a gradient 2H to 3H of every row of its expert, on whatever rank. OLMoE with H 512
+ * and I 256, 2,048 tokens, 8 ranks of one process, static and AdamW on two cores: 0.12 GiB, and
+ * 0.1 to 0.3 s beside a step of 4 layers that takes 1.4 s.
+ *
  * Two calls are collective (begin_step, end_step). Everything is outside the engine's clock but the
  * weights' way to all processes is real traffic; step times leave it out. */
 #ifndef MIZAN_REPLAY_VERIFY_H

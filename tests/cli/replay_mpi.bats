@@ -118,22 +118,35 @@ EOF2
 # Of a calibration nothing but a signal makes a process hang: its second one is stopped once it has begun to measure.
 @test "with the timeout that nobody gave, a job whose process hangs is over within 30 seconds" {
     local start=$SECONDS name="hangs-$$-$BATS_TEST_NUMBER" code
-    env MIZAN_REPLAY_FAULT=hang:experts:5:0 timeout 60 mpirun --quiet -n 2 "${replay[@]}" --steps 1 --warmup 0 --policy static >out 2>err &
+    {
+        code=0
+        env MIZAN_REPLAY_FAULT=hang:experts:5:0 timeout 60 mpirun --quiet -n 2 "${replay[@]}" --steps 1 --warmup 0 --policy static >out 2>err || code=$?
+        echo "$code $((SECONDS - start))" >ended
+    } &
     local replay_pid=$!
     timeout 60 mpirun --quiet -n 2 "$mizan" calibrate -q --transport mpi --ranks 2 --threads 1 --pool 8MiB --name "$name" -o here.json 2>calibrate.err &
     local calibrate_pid=$!
+    local process= hung took
+    for _ in {1..100}; do # until both are there
+        process=$(pgrep -f "^$mizan calibrate .*--name $name") || true
+        [ "$(wc -w <<<"$process")" -lt 2 ] || break
+        sleep 0.1
+    done
+    [ "$(wc -w <<<"$process")" -eq 2 ]
     sleep 2
-    kill -STOP "$(pgrep -f "^$mizan calibrate .*--name $name" | tail -n 1)"
+    kill -STOP "$(tail -n 1 <<<"$process")"
+    hung=$SECONDS
     code=0 && wait $calibrate_pid || code=$?
-    echo "calibrate: exit code $code after $((SECONDS - start)) s"; cat calibrate.err
+    echo "calibrate: exit code $code $((SECONDS - hung)) s after it hung"; cat calibrate.err
     [ "$code" -eq 4 ]
-    [ $((SECONDS - start)) -lt 32 ] # the 2 s before it hung
+    [ $((SECONDS - hung)) -lt 30 ]
     [ ! -e here.json ]
     [[ $(cat calibrate.err) == *"--timeout waits longer"* ]]
-    code=0 && wait $replay_pid || code=$?
-    echo "replay: exit code $code after $((SECONDS - start)) s"; cat err
+    wait $replay_pid
+    read -r code took <ended
+    echo "replay: exit code $code after $took s"; cat err
     [ "$code" -eq 4 ]
-    [ $((SECONDS - start)) -lt 30 ]
+    [ "$took" -lt 30 ]
     [[ $(cat err) == *"--timeout waits longer"* ]]
 }
 
