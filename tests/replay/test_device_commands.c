@@ -234,15 +234,68 @@ static mz_kstatus watched_select(mz_kernels *k, mz_kstream stream, const mz_sele
                                                : MZ_K_OK;
 }
 
-static mz_kstatus watched_swiglu_backward(mz_kernels *k, mz_kstream stream, const mz_swiglu *a) {
-    const int64_t values = a->rows * a->intermediate, key[KEY] = {10, a->rows, a->intermediate};
+static void swiglu_lies(const mz_swiglu *a) {
+    const int64_t values = a->rows * a->intermediate;
     lies("gate and up", a->gate_up, 2 * values * 2);
-    lies("their gradient", a->dgate_up, 2 * values * 2);
-    lies("gradient of h", a->dh, values * 2);
+    lies("their gradient", a->dgate_up, a->dgate_up ? 2 * values * 2 : 0);
+    lies("gradient of h", a->dh, a->dh ? values * 2 : 0);
     lies("h", a->h, a->h ? values * 2 : 0);
+    lies("norms", a->norm2, a->norm2 ? a->rows * 4 : 0);
     lies("factors of rows", a->scale, a->scale ? a->rows * 4 : 0);
     lies("dots of rows", a->dot, a->dot ? a->rows * 4 : 0);
+}
+
+static mz_kstatus watched_swiglu_forward(mz_kernels *k, mz_kstream stream, const mz_swiglu *a) {
+    swiglu_lies(a);
+    return device.real->swiglu_forward(k, stream, a);
+}
+
+static mz_kstatus watched_swiglu_backward(mz_kernels *k, mz_kstream stream, const mz_swiglu *a) {
+    const int64_t values = a->rows * a->intermediate, key[KEY] = {10, a->rows, a->intermediate};
+    swiglu_lies(a);
     return runs(key, MOVED * (double)values) ? device.real->swiglu_backward(k, stream, a) : MZ_K_OK;
+}
+
+static mz_kstatus watched_copy(mz_kernels *k, mz_kstream stream, mz_copy kind, void *to,
+                               const void *from, size_t bytes) {
+    lies("what is copied to", to, kind == MZ_COPY_OUT ? 0 : (int64_t)bytes);
+    lies("what is copied", from, kind == MZ_COPY_IN ? 0 : (int64_t)bytes);
+    return device.real->copy(k, stream, kind, to, from, bytes);
+}
+
+static mz_kstatus watched_zero(mz_kernels *k, mz_kstream stream, void *memory, size_t bytes) {
+    lies("what is cleared", memory, (int64_t)bytes);
+    return device.real->zero(k, stream, memory, bytes);
+}
+
+static mz_kstatus watched_convert(mz_kernels *k, mz_kstream stream, mz_dtype to_type, void *to,
+                                  mz_dtype from_type, const void *from, int64_t n) {
+    lies("what is converted", from, n * (from_type == MZ_F32 ? 4 : 2));
+    lies("what to", to, n * (to_type == MZ_F32 ? 4 : 2));
+    return device.real->convert(k, stream, to_type, to, from_type, from, n);
+}
+
+static mz_kstatus watched_arrange(mz_kernels *k, mz_kstream stream, const mz_segment *segment,
+                                  int64_t segments, const int64_t *in, int64_t *out) {
+    lies("segments", segment, segments * (int64_t)sizeof *segment);
+    lies("what is arranged", in, segments > 0 ? (int64_t)sizeof *in : 0); /* they say how much */
+    lies("where to", out, segments > 0 ? (int64_t)sizeof *out : 0);
+    return device.real->arrange(k, stream, segment, segments, in, out);
+}
+
+static mz_kstatus watched_invert(mz_kernels *k, mz_kstream stream, const int64_t *row_pair,
+                                 int64_t rows, int64_t pairs, int64_t *position) {
+    lies("pairs of rows", row_pair, rows * (int64_t)sizeof *row_pair);
+    lies("positions", position, pairs * (int64_t)sizeof *position);
+    return device.real->invert(k, stream, row_pair, rows, pairs, position);
+}
+
+static mz_kstatus watched_unpack(mz_kernels *k, mz_kstream stream, const mz_unpack *a) {
+    const int64_t value = a->type == MZ_F32 ? 4 : 2;
+    lies("positions", a->position, a->pairs * (int64_t)sizeof *a->position);
+    lies("rows", a->row, a->row ? a->hidden * value : 0); /* the positions say how many */
+    lies("rows of pairs", a->out, a->pairs * a->hidden * value);
+    return device.real->unpack_rows(k, stream, a);
 }
 
 mz_kstatus __real_mz_kernels_open(const mz_kernels_options *options, mz_kernels **kernels,
@@ -270,6 +323,13 @@ mz_kstatus __wrap_mz_kernels_open(const mz_kernels_options *options, mz_kernels 
     device.ops.score_pairs = watched_score;
     device.ops.group_pairs = watched_group;
     device.ops.select_pairs = watched_select;
+    device.ops.copy = watched_copy;
+    device.ops.zero = watched_zero;
+    device.ops.convert = watched_convert;
+    device.ops.arrange = watched_arrange;
+    device.ops.invert = watched_invert;
+    device.ops.unpack_rows = watched_unpack;
+    device.ops.swiglu_forward = watched_swiglu_forward;
     device.ops.swiglu_backward = watched_swiglu_backward;
     (*kernels)->ops = &device.ops;
     return status;
