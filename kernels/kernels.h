@@ -6,37 +6,40 @@
  * a stream, and one argument struct. "Context memory" is what mz_kernels_alloc returns: host memory
  * of the host backend, device memory of the CUDA one. All pointers in arguments are context memory
  * unless marked (host). Structs, and arrays marked (host), are read before the call returns.
- * Memory: no operation allocates. Where one needs scratch, it has a `..._workspace` twin that
- * returns its bytes for the same arguments (0 for what the operation refuses); pass that many
- * bytes, 256-byte aligned (on the host 16), as `workspace`; for 0 bytes NULL will do.
- * Scratch is free for other use once the operation has completed on its stream.
- * Streams. Operations of one stream run in order; the CUDA backend enqueues and returns, the host
- * backend has done the work when the call returns (its streams are numbers). No operation waits for
- * the device, and none copies sizes back to the host: row counts that only the device knows are
- * read there (mz_groups.begin); the host passes upper bounds.
- * Shapes. Matrices are row-major; sizes, strides and offsets are 64-bit elements. Weights of a
- * product are [out][in], as checkpoints have them. H hidden size, I expert intermediate size, T
- * tokens, k pairs per token, E experts; a pair is one (token, expert) choice, numbered token by
- * token, and `rows` are pairs in the order of a buffer.
- * Numbers. MZ_F32 or MZ_BF16 storage; sums are fp32 (trees fixed by the shape, so results do not
- * depend on threads or scheduling). bf16 results are rounded to nearest even unless an optimizer is
- * told otherwise. Alignment: rows start at multiples of 16 bytes (of one element on the host).
- * Fields that are not set should be 0: a struct that is zeroed first means the defaults where a
- * comment names none, but `scale` and `update_scale`, factors, must then be set to 1.
- * Errors: MZ_K_EINVAL says which argument; mz_kernels_error(context) is one line. An asynchronous
- * device error surfaces at mz_kernels_sync. After MZ_K_EFAILED a context can only be closed.
- * Checked: a context, an argument struct or an array that is needed and NULL; negative sizes, and
- * those whose product no memory holds; types, kinds, streams; groups.begin where the host can read
- * it; the alignment of scratch. A refused call writes nothing. Without a context the status is
- * MZ_K_EINVAL and mz_kernels_error(NULL) a line.
- * Not checked, the caller's word: that an array is as long as its comment says and holds the type
- * named, its alignment, and what index arrays contain, which a device would have to be waited for:
- * order, begin, token_begin, row_pair, token, position and segments must stay within what they
- * index (mz_group_pairs alone leaves out experts that do not exist, and a quota may be anything).
- * Outputs overlap neither inputs nor each other unless a comment says so. Infinity and NaN are
- * values: they spread to the results that depend on them, and never decide where memory is touched.
- * Threads: a context belongs to one thread at a time; contexts are independent. Calls make the
- * context's device the thread's current one (CUDA), and leave it so. */
+ * Memory: no operation allocates, but for OpenBLAS, which maps buffers of its own (128 MiB of
+ * address space a thread) in the first product of a process on the host, and cannot say so where
+ * there is no room for them. Where an operation needs scratch, it has a `..._workspace` twin that
+ * returns its bytes for the same arguments (0 for sizes that are refused); pass that many bytes,
+ * 256-byte aligned (on the host 16), as `workspace`; for 0 bytes NULL will do. Scratch is free for
+ * other use once the operation has completed on its stream. Streams. Operations of one stream run
+ * in order; the CUDA backend enqueues and returns, the host backend has done the work when the call
+ * returns (its streams are numbers). No operation waits for the device, and none copies sizes back
+ * to the host: row counts that only the device knows are read there (mz_groups.begin); the host
+ * passes upper bounds. Shapes. Matrices are row-major; sizes, strides and offsets are 64-bit
+ * elements. Weights of a product are [out][in], as checkpoints have them. H hidden size, I expert
+ * intermediate size, T tokens, k pairs per token, E experts; a pair is one (token, expert) choice,
+ * numbered token by token, and `rows` are pairs in the order of a buffer. Numbers. MZ_F32 or
+ * MZ_BF16 storage; sums are fp32 (trees fixed by the shape, so results do not depend on threads or
+ * scheduling). bf16 results are rounded to nearest even unless an optimizer is told otherwise.
+ * Alignment: rows start at multiples of 16 bytes (of one element on the host). Fields that are not
+ * set should be 0: a struct that is zeroed first means the defaults where a comment names none, but
+ * `scale` and `update_scale`, factors, must then be set to 1, and an optimizer's `eps` above 0
+ * where a second moment may be 0: without it an expert that nobody chose divides 0 by 0. Its betas
+ * are below 1. Errors: MZ_K_EINVAL says which argument; mz_kernels_error(context) is one line. An
+ * asynchronous device error surfaces at mz_kernels_sync. After MZ_K_EFAILED a context can only be
+ * closed. Checked: a context, an argument struct or an array that is needed and NULL; negative
+ * sizes, and those whose product no memory holds; types, kinds, streams; groups.begin where the
+ * host can read it; the alignment of scratch. A refused call writes nothing. Without a context the
+ * status is MZ_K_EINVAL and mz_kernels_error(NULL) a line. Not checked, the caller's word: that an
+ * array is as long as its comment says and holds the type named, its alignment, and what index
+ * arrays contain, which a device would have to be waited for: order, begin, token_begin, row_pair,
+ * token, position, segments and a router backward's expert must stay within what they index
+ * (mz_group_pairs alone leaves out experts that do not exist, and a quota may be anything). Outputs
+ * overlap neither inputs nor each other unless a comment says so. Infinity and NaN are values: they
+ * spread to the results that depend on them, and never decide where memory is touched. Scores alone
+ * are finite: the largest number there is instead. Threads: a context belongs to one thread at a
+ * time; contexts are independent. Calls make the context's device the thread's current one (CUDA),
+ * and leave it so. */
 #ifndef MIZAN_KERNELS_KERNELS_H
 #define MIZAN_KERNELS_KERNELS_H
 
@@ -314,8 +317,8 @@ typedef struct mz_product_args {
     bool accumulate;        /* wgrad: add to w; forward and dgrad: must be false */
     const void *a;          /* [rows][k] forward, [rows][n] dgrad and wgrad */
     void *const *weight;    /* [groups] pointers to [n][k]; the array is context memory too. wgrad
-                               writes them; a NULL pointer skips its group (with cuBLAS, only an
-                               empty group may have one) */
+                               writes them; a NULL pointer skips its group, whose rows of c stay
+                               as they are (with cuBLAS, only an empty group may have one) */
     void *c;                /* forward [rows][n], dgrad [rows][k]; wgrad: input [rows][k] */
 } mz_product_args;
 /* How a grouped product is cut for the workers (host threads, multiprocessors), which take tiles in

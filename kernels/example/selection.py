@@ -41,7 +41,12 @@ class Selection(ctypes.Structure):  # mz_selection
 
 class Context:
     def __init__(self, path):
-        self.lib, self.k = ctypes.CDLL(path), pointer()
+        self.k = pointer()
+        try:
+            self.lib = ctypes.CDLL(path)
+        except OSError as error:
+            print(f"selection.py: {error}; give the library's path: selection.py LIBRARY", file=sys.stderr)
+            sys.exit(2)
         for name in ("mz_kernels_error", "mz_kernels_describe"):
             getattr(self.lib, name).restype = ctypes.c_char_p
         for name in ("mz_group_pairs_workspace", "mz_select_workspace"):
