@@ -166,19 +166,31 @@ static bool on_host(const mz_probe *p) {
     return mz_kernels_backend(p->kernels) == MZ_BACKEND_HOST;
 }
 
-static mz_kstatus time_product(mz_probe *p, double *seconds) {
-    const mz_product_args a = args_of(p);
+typedef mz_kstatus (*one_call)(mz_probe *p);
+
+/* A call goes before those that are timed. Accelerators are done with one before they have begun:
+ * they are given many. */
+static mz_kstatus time_call(mz_probe *p, one_call call, double *seconds) {
     const int calls = on_host(p) ? 1 : DEVICE_CALLS;
-    mz_kstatus status = mz_grouped_gemm(p->kernels, 0, &a, p->scratch);
+    mz_kstatus status = call(p);
     if (status == MZ_K_OK)
         status = mz_kernels_sync(p->kernels, 0);
     const double start = mz_now();
     for (int i = 0; i < calls && status == MZ_K_OK; i++)
-        status = mz_grouped_gemm(p->kernels, 0, &a, p->scratch);
+        status = call(p);
     if (status == MZ_K_OK)
         status = mz_kernels_sync(p->kernels, 0);
     *seconds = (mz_now() - start) / calls;
     return status;
+}
+
+static mz_kstatus multiply(mz_probe *p) {
+    const mz_product_args a = args_of(p);
+    return mz_grouped_gemm(p->kernels, 0, &a, p->scratch);
+}
+
+static mz_kstatus time_product(mz_probe *p, double *seconds) {
+    return time_call(p, multiply, seconds);
 }
 
 /* Parts follow each other and start again at the front. */
@@ -202,20 +214,9 @@ static mz_kstatus pack_long(mz_probe *p) {
 }
 
 /* After a step the last cache is full of lines that are still to be written to memory, between two
- * probes of a calibration it is not: a call before the one that is timed leaves its own lines in
- * both. Accelerators are done with one part before they have begun: they take many. */
+ * probes of a calibration it is not: the call before leaves its own lines in both. */
 static mz_kstatus time_long_rows(mz_probe *p, double *seconds) {
-    const int calls = on_host(p) ? 1 : DEVICE_CALLS;
-    mz_kstatus status = pack_long(p);
-    if (status == MZ_K_OK)
-        status = mz_kernels_sync(p->kernels, 0);
-    const double start = mz_now();
-    for (int i = 0; i < calls && status == MZ_K_OK; i++)
-        status = pack_long(p);
-    if (status == MZ_K_OK)
-        status = mz_kernels_sync(p->kernels, 0);
-    *seconds = (mz_now() - start) / calls;
-    return status;
+    return time_call(p, pack_long, seconds);
 }
 
 void mz_probe_work_alone(void) {

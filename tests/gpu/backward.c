@@ -42,9 +42,7 @@ static mz_kstatus product(layer *l, mz_product op, mz_groups groups, int64_t n, 
                                   .a = a,
                                   .weight = weight,
                                   .c = c};
-    if (!scratch_fits(l, mz_grouped_gemm_workspace(l->kernels, &args)))
-        return MZ_K_EINVAL;
-    return mz_grouped_gemm(l->kernels, 0, &args, l->workspace);
+    return run_product(l, &args);
 }
 
 /* What the rows of one pass are. */

@@ -63,6 +63,7 @@ void layer_close(layer *l);
 /* False: this much scratch was not set aside, which is a mistake of this program, not of a device
  * that has little memory; noted in short_of, and the operation is refused (MZ_K_EINVAL). */
 bool scratch_fits(layer *l, size_t bytes);
+mz_kstatus run_product(layer *l, const mz_product_args *args); /* where its scratch fits */
 
 /* ---- operations (operations.c, backward.c) ------------------------------------------------------
  * Each enqueues itself once and says what it costs at least. */

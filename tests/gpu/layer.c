@@ -136,6 +136,12 @@ bool scratch_fits(layer *l, size_t bytes) {
     return bytes <= l->workspace_bytes;
 }
 
+mz_kstatus run_product(layer *l, const mz_product_args *args) {
+    if (!scratch_fits(l, mz_grouped_gemm_workspace(l->kernels, args)))
+        return MZ_K_EINVAL;
+    return mz_grouped_gemm(l->kernels, 0, args, l->workspace);
+}
+
 /* What counts, sums and segments are made from. */
 static mz_kstatus make_lists(layer *l, uint64_t *state) {
     const size_t experts = (size_t)l->shape.experts, pairs = (size_t)l->pairs;

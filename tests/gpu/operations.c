@@ -221,9 +221,7 @@ static mz_kstatus up_product(layer *l, cost *c, mz_product op, mz_product_engine
     c->flops = 2 * rows_of(l) * (double)n * (double)k;
     c->bytes = 2 * rows_of(l) * (double)(n + k) +
                weight_bytes * (double)l->shape.experts * (double)n * (double)k;
-    if (!scratch_fits(l, mz_grouped_gemm_workspace(l->kernels, &args)))
-        return MZ_K_EINVAL;
-    return mz_grouped_gemm(l->kernels, 0, &args, l->workspace);
+    return run_product(l, &args);
 }
 static mz_kstatus up_forward(layer *l, cost *c) {
     return up_product(l, c, MZ_PRODUCT_FORWARD, MZ_ENGINE_OWN, MZ_BF16);
@@ -275,9 +273,7 @@ static mz_kstatus down_product(layer *l, cost *c, mz_product op) {
                                                                 : l->hidden};
     c->flops = 2 * rows_of(l) * (double)n * (double)k;
     c->bytes = 2 * (rows_of(l) * (double)(n + k) + (double)l->shape.experts * (double)(n * k));
-    if (!scratch_fits(l, mz_grouped_gemm_workspace(l->kernels, &args)))
-        return MZ_K_EINVAL;
-    return mz_grouped_gemm(l->kernels, 0, &args, l->workspace);
+    return run_product(l, &args);
 }
 static mz_kstatus down_forward(layer *l, cost *c) {
     return down_product(l, c, MZ_PRODUCT_FORWARD);

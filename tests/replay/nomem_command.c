@@ -1,30 +1,19 @@
 #include "tests/replay/nomem_command.h"
 
-#include "tests/harness.h"
 #include "tests/replay/nomem.h"
 
 #include <dirent.h>
 #include <sys/wait.h>
 
-enum { WORDS = 48 };
-
 outcome run_command(command_function run, const char *line, long long at, bool for_good) {
-    char words[1024], *argv[WORDS], *rest = NULL;
-    int argc = 0;
-    size_t size = 0;
+    command_line c;
     outcome o = {0};
-    snprintf(words, sizeof words, "%s", line);
-    for (char *word = strtok_r(words, " ", &rest); word; word = strtok_r(NULL, " ", &rest))
-        argv[argc++] = word;
-    argv[argc] = NULL;
-    mz_app app = {.out = open_memstream(&o.text, &size),
-                  .log = mz_log_make(NULL, -1),
-                  .data_dir = MZ_SOURCE_DIR,
-                  .version = "0"};
+    command_open(&c, line);
     nomem_start(at, for_good);
-    o.code = run(&app, argc, argv, &o.err);
+    o.code = run(&c.app, c.argc, c.argv, &o.err);
     o.allocations = nomem_end();
-    assert_int_equal(fclose(app.out), 0);
+    command_close(&c);
+    o.text = c.text;
     o.refusals = nomem_refused();
     o.buffers = nomem_buffers();
     return o;

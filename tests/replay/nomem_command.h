@@ -2,9 +2,7 @@
 #ifndef MIZAN_TESTS_REPLAY_NOMEM_COMMAND_H
 #define MIZAN_TESTS_REPLAY_NOMEM_COMMAND_H
 
-#include "common/base/app.h"
-
-typedef mz_code (*command_function)(mz_app *app, int argc, char **argv, mz_err *err);
+#include "tests/replay/command.h"
 
 typedef struct outcome {
     mz_code code;

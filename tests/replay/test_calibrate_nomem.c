@@ -233,23 +233,10 @@ static void refreshed_profiles(void **state) {
     refuse_some(CALIBRATE "--refresh here.json", 2);
 }
 
-static int enter(void **state) {
-    static char folder[4096];
-    make_directory(folder, sizeof folder);
-    *state = folder;
-    return chdir(folder);
-}
-
-static int leave(void **state) {
-    assert_int_equal(chdir("/"), 0);
-    remove_directory(*state);
-    return 0;
-}
-
 int main(void) {
     json_set_alloc_funcs(malloc, free);
     const struct CMUnitTest tests[] = {cmocka_unit_test(calibrations), cmocka_unit_test(rescaled),
                                        cmocka_unit_test(new_profiles),
                                        cmocka_unit_test(refreshed_profiles)};
-    return cmocka_run_group_tests(tests, enter, leave);
+    return cmocka_run_group_tests(tests, enter_folder, leave_folder);
 }

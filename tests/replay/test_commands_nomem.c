@@ -78,21 +78,12 @@ static int enter(void **state) {
         "{\"model_type\": \"mixtral\", \"hidden_size\": 16, \"intermediate_size\": 8, "
         "\"num_hidden_layers\": 1, \"num_attention_heads\": 4, \"num_key_value_heads\": 4, "
         "\"num_local_experts\": 4, \"num_experts_per_tok\": 2, \"vocab_size\": 100}";
-    static char folder[4096];
-    make_directory(folder, sizeof folder);
-    assert_int_equal(chdir(folder), 0);
+    assert_int_equal(enter_folder(state), 0);
     write_bytes("config.json", config, sizeof config - 1);
     good_run(mz_cmd_trace, "trace synth -q --load hot-rank --ranks 2 --experts 4 --layers 1 "
                            "--steps 1 --tokens 16 --top-k 2 -o trace.h5");
     good_run(mz_cmd_sim, SIM "static -o sim.h5");
     good_run(mz_cmd_replay, REPLAY "static --repeat 2 -o replay.h5");
-    *state = folder;
-    return 0;
-}
-
-static int leave(void **state) {
-    assert_int_equal(chdir("/"), 0);
-    remove_directory(*state);
     return 0;
 }
 
@@ -113,5 +104,5 @@ int main(void) {
     json_set_alloc_funcs(malloc, free);
     const struct CMUnitTest tests[] = {cmocka_unit_test(replays), cmocka_unit_test(simulations),
                                        cmocka_unit_test(checks)};
-    return cmocka_run_group_tests(tests, enter, leave);
+    return cmocka_run_group_tests(tests, enter, leave_folder);
 }

@@ -8,7 +8,7 @@
 #include "replay/cmd.h"
 #include "sim/cluster/cluster.h"
 #include "sim/model/optimizer.h"
-#include "tests/harness.h"
+#include "tests/replay/command.h"
 
 #include <jansson.h>
 #include <math.h>
@@ -338,27 +338,15 @@ mz_kstatus __wrap_mz_kernels_open(const mz_kernels_options *options, mz_kernels 
 /* ---- commands ----------------------------------------------------------------------------------
  */
 
-typedef mz_code (*command_function)(mz_app *app, int argc, char **argv, mz_err *err);
-
-/* The JSON it prints, NULL if it prints none; caller decrefs. line: words a space apart. */
+/* The JSON it prints, NULL if it prints none; caller decrefs. */
 static json_t *run_line(command_function run, const char *line) {
-    enum { WORDS = 48 };
-    char words[1024], *argv[WORDS], *rest = NULL, *text = NULL;
-    int argc = 0;
-    size_t size = 0;
+    command_line c;
     mz_err err = {0};
-    snprintf(words, sizeof words, "%s", line);
-    for (char *word = strtok_r(words, " ", &rest); word; word = strtok_r(NULL, " ", &rest))
-        argv[argc++] = word;
-    argv[argc] = NULL;
-    mz_app app = {.out = open_memstream(&text, &size),
-                  .log = mz_log_make(NULL, -1),
-                  .data_dir = MZ_SOURCE_DIR,
-                  .version = "0"};
-    assert_ok(run(&app, argc, argv, &err), &err);
-    assert_int_equal(fclose(app.out), 0);
-    json_t *json = json_loads(text, 0, NULL);
-    free(text);
+    command_open(&c, line);
+    assert_ok(run(&c.app, c.argc, c.argv, &err), &err);
+    command_close(&c);
+    json_t *json = json_loads(c.text, 0, NULL);
+    free(c.text);
     return json;
 }
 
@@ -425,23 +413,10 @@ static void a_replay_tells_device_memory(void **state) {
     json_decref(json);
 }
 
-static int enter(void **state) {
-    static char folder[4096];
-    make_directory(folder, sizeof folder);
-    *state = folder;
-    return chdir(folder);
-}
-
-static int leave(void **state) {
-    assert_int_equal(chdir("/"), 0);
-    remove_directory(*state);
-    return 0;
-}
-
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_calibration_that_a_prediction_takes),
         cmocka_unit_test(a_replay_tells_device_memory),
     };
-    return cmocka_run_group_tests(tests, enter, leave);
+    return cmocka_run_group_tests(tests, enter_folder, leave_folder);
 }
