@@ -260,9 +260,8 @@ typedef struct rule {
 typedef struct matrix {
     const rule *rule;
     int64_t rows, cols, z;
-    double *p, *g, *m, *v, *row, *col; /* before the step, then m, v, row, col after it */
-    double *u;
-    double divisor; /* of the clip */
+    mz_update args;
+    ref_update at; /* before the step, then after it */
 } matrix;
 
 enum { STEP = 1000 }; /* operations.c's */
@@ -272,77 +271,25 @@ static matrix read_matrix(probe *p, const rule *a, int64_t z) {
     const layer *l = p->l;
     const int64_t R = 2 * l->shape.intermediate, C = l->shape.hidden, n = R * C;
     matrix x = {.rule = a, .rows = R, .cols = C, .z = z};
-    x.p = probe_values(p, MZ_BF16, l->parameters, z * n, n);
-    x.g = probe_values(p, MZ_BF16, l->gradients, z * n, n);
-    x.m = probe_values(p, MZ_F32, l->m, z * n, n);
-    x.v = probe_values(p, MZ_F32, l->v, z * n, n);
-    x.row = probe_values(p, MZ_F32, l->row, z * R, R);
-    x.col = probe_values(p, MZ_F32, l->col, z * C, C);
-    x.u = probe_room(p, sizeof(double) * (size_t)n);
+    x.args = (mz_update){.kind = a->kind,
+                         .matrices = 1,
+                         .rows = R,
+                         .cols = C,
+                         .rate = RATE,
+                         .beta1 = (float)a->beta1,
+                         .beta2 = (float)a->beta2,
+                         .eps = (float)a->eps,
+                         .momentum = a->momentum,
+                         .factored = a->factored,
+                         .clip_rms = true};
+    x.at.p = probe_values(p, MZ_BF16, l->parameters, z * n, n);
+    x.at.g = probe_values(p, MZ_BF16, l->gradients, z * n, n);
+    x.at.m = probe_values(p, MZ_F32, l->m, z * n, n);
+    x.at.v = probe_values(p, MZ_F32, l->v, z * n, n);
+    x.at.row = probe_values(p, MZ_F32, l->row, z * R, R);
+    x.at.col = probe_values(p, MZ_F32, l->col, z * C, C);
+    x.at.u = probe_room(p, sizeof(double) * (size_t)n);
     return x;
-}
-
-/* Momentum, moments and the step that they make, unclipped. */
-static void advance_factors(matrix *x, double beta2, double added) {
-    const int64_t R = x->rows, C = x->cols;
-    for (int64_t i = 0; i < R; i++)
-        x->row[i] *= beta2;
-    for (int64_t j = 0; j < C; j++)
-        x->col[j] *= beta2;
-    for (int64_t i = 0; i < R * C; i++) {
-        const double square = (1 - beta2) * (x->g[i] * x->g[i] + added);
-        x->row[i / C] += square / (double)C;
-        x->col[i % C] += square / (double)R;
-    }
-}
-
-static void advance_adaptive(matrix *x) {
-    const rule *a = x->rule;
-    const int64_t n = x->rows * x->cols;
-    const bool skew = a->kind == MZ_UPDATE_SKEWADAM;
-    const double beta2 = skew ? a->beta2 : 1 - pow(STEP, -0.8), least = skew ? a->eps : 0;
-    const double first = a->momentum ? 1 - pow(a->beta1, STEP) : 1;
-    const double second = skew ? sqrt(1 - pow(beta2, STEP)) : 1;
-    double mean = 0, squares = 0;
-    if (a->factored)
-        advance_factors(x, beta2, skew ? 0 : a->eps);
-    for (int64_t i = 0; i < x->rows; i++)
-        mean += x->row[i] / (double)x->rows;
-    for (int64_t i = 0; i < n; i++) {
-        x->m[i] = a->momentum ? a->beta1 * x->m[i] + (1 - a->beta1) * x->g[i] : x->m[i];
-        if (!a->factored)
-            x->v[i] = beta2 * x->v[i] + (1 - beta2) * x->g[i] * x->g[i];
-        const double base = a->momentum ? x->m[i] / first : x->g[i];
-        const double row = x->row[i / x->cols] / fmax(mean, skew ? 1e-15 : 0);
-        const double root = a->factored
-                                ? sqrt(fmax(row, least)) * sqrt(fmax(x->col[i % x->cols], least))
-                                : sqrt(fmax(x->v[i], least));
-        x->u[i] = base * second / root;
-        squares += x->u[i] * x->u[i];
-    }
-    x->divisor = fmax(sqrt(squares / (double)n), 1);
-    for (int64_t i = 0; i < n; i++)
-        x->u[i] /= x->divisor;
-}
-
-static void advance(matrix *x) {
-    const rule *a = x->rule;
-    if (a->kind == MZ_UPDATE_SKEWADAM || a->kind == MZ_UPDATE_ADAFACTOR) {
-        advance_adaptive(x);
-        return;
-    }
-    const double c1 = 1 - pow(a->beta1, STEP), c2 = 1 - pow(a->beta2, STEP);
-    for (int64_t i = 0; i < x->rows * x->cols; i++) {
-        const double g = x->g[i], c = a->beta1 * x->m[i] + (1 - a->beta1) * g;
-        if (a->kind == MZ_UPDATE_LION) {
-            x->u[i] = (c > 0) - (c < 0);
-            x->m[i] = a->beta2 * x->m[i] + (1 - a->beta2) * g;
-        } else {
-            x->m[i] = c;
-            x->v[i] = a->beta2 * x->v[i] + (1 - a->beta2) * g * g;
-            x->u[i] = c / c1 / (sqrt(x->v[i] / c2) + a->eps);
-        }
-    }
 }
 
 static void same_state(probe *p, const char *what, const float *memory, int64_t z, int64_t n,
@@ -361,7 +308,7 @@ static void same_parameters(probe *p, const matrix *x) {
     const double *got = probe_values(p, MZ_BF16, p->l->parameters, x->z * n, n);
     double sum = 0, squares = 0;
     for (int64_t i = 0; i < n && got && probe_going(p); i++) {
-        const double want = x->p[i] - (double)RATE * x->u[i], off = got[i] - want;
+        const double want = x->at.p[i], off = got[i] - want;
         probe_near(p, "parameter", x->z, i, got[i], want, x->rule->place * fabs(want) + 1e-7);
         sum += off;
         squares += off * off;
@@ -380,18 +327,19 @@ static double held_step(probe *p, const rule *a) {
     l->rate = rate;
     if (!probe_going(p))
         return 0;
-    advance(&x);
+    x.at.args = &x.args;
+    ref_step(&x.at, STEP);
     const int64_t n = x.rows * x.cols;
     if (a->momentum)
-        same_state(p, "m", l->m, x.z, n, x.m);
+        same_state(p, "m", l->m, x.z, n, x.at.m);
     if (a->kind == MZ_UPDATE_ADAMW || (a->kind == MZ_UPDATE_SKEWADAM && !a->factored))
-        same_state(p, "v", l->v, x.z, n, x.v);
+        same_state(p, "v", l->v, x.z, n, x.at.v);
     if (a->factored) {
-        same_state(p, "row factor", l->row, x.z, x.rows, x.row);
-        same_state(p, "column factor", l->col, x.z, x.cols, x.col);
+        same_state(p, "row factor", l->row, x.z, x.rows, x.at.row);
+        same_state(p, "column factor", l->col, x.z, x.cols, x.at.col);
     }
     same_parameters(p, &x);
-    return x.divisor;
+    return x.at.divisor;
 }
 
 /* Gradients of the timed backward are small beside the floor of the root, and moments of so many
@@ -457,7 +405,7 @@ static void times(const matrix *x, const double *from, double *to, bool transpos
     const int64_t R = x->rows, C = x->cols;
     memset(to, 0, sizeof *to * (size_t)(transposed ? C : R));
     for (int64_t i = 0; i < R; i++) {
-        const double *m = x->m + i * C;
+        const double *m = x->at.m + i * C;
         if (!transposed)
             to[i] = ref_dot(m, from, C);
         for (int64_t j = 0; j < C && transposed; j++)
@@ -519,19 +467,19 @@ void check_muon(probe *p) {
     if (!probe_going(p))
         return;
     for (int64_t i = 0; i < n; i++)
-        x.m[i] = a.beta1 * x.m[i] + x.g[i];
-    same_state(p, "m", l->m, x.z, n, x.m);
-    const double norm = sqrt(ref_dot(x.m, x.m, n));
+        x.at.m[i] = a.beta1 * x.at.m[i] + x.at.g[i];
+    same_state(p, "m", l->m, x.z, n, x.at.m);
+    const double norm = sqrt(ref_dot(x.at.m, x.at.m, n));
     for (int64_t i = 0; i < n; i++) {
-        x.m[i] = ref_bf16(x.m[i] / norm);
-        x.u[i] = x.p[i] - after[i];
+        x.at.m[i] = ref_bf16(x.at.m[i] / norm);
+        x.at.u[i] = x.at.p[i] - after[i];
     }
     for (int64_t j = 0; j < x.cols; j++)
         v[j] = probe_bits(p) % 2 ? 1 : -1;
     level_times(p, &x, 3, v, want, false);
     double off = 0, size = 0;
     for (int64_t i = 0; i < x.rows && probe_going(p); i++) {
-        off += pow(ref_dot(x.u + i * x.cols, v, x.cols) - want[i], 2);
+        off += pow(ref_dot(x.at.u + i * x.cols, v, x.cols) - want[i], 2);
         size += want[i] * want[i];
     }
     probe_near(p, "step times a vector, share off", x.z, 0, sqrt(off / size), 0, 0.03);

@@ -12,120 +12,12 @@ typedef struct tensor {
     int64_t matrices, rows, cols;
 } tensor;
 
-/* ---- the formulas in double ---------------------------------------------------------------------
- */
-
-typedef struct state {
-    const mz_update *args;
-    tensor at;
-    double *p, *g, *m, *v, *row, *col, *u;
-} state;
-
-/* As numpy's maximum: NaN stays. */
-static double at_least(double x, double least) {
-    return x < least ? least : x;
-}
-
-static void factored(state *s, int64_t z, double beta2, double added, double least, double floor) {
-    const int64_t R = s->at.rows, C = s->at.cols;
-    const double *g = s->g + z * R * C;
-    double *row = s->row + z * R, *col = s->col + z * C, mean = 0;
-    for (int64_t i = 0; i < R; i++) {
-        double sum = 0;
-        for (int64_t j = 0; j < C; j++)
-            sum += g[i * C + j] * g[i * C + j] + added;
-        row[i] = beta2 * row[i] + (1 - beta2) * sum / (double)C;
-        mean += row[i] / (double)R;
-    }
-    for (int64_t j = 0; j < C; j++) {
-        double sum = 0;
-        for (int64_t i = 0; i < R; i++)
-            sum += g[i * C + j] * g[i * C + j] + added;
-        col[j] = beta2 * col[j] + (1 - beta2) * sum / (double)R;
-    }
-    for (int64_t i = 0; i < R; i++)
-        for (int64_t j = 0; j < C; j++)
-            s->u[(z * R + i) * C + j] /= sqrt(at_least(row[i] / at_least(mean, floor), least)) *
-                                         sqrt(at_least(col[j], least));
-}
-
-static void clip(state *s) {
-    const mz_update *a = s->args;
-    const int64_t each = s->at.rows * s->at.cols, all = s->at.matrices * each;
-    const int64_t step = a->clip_tensor ? all : each;
-    for (int64_t first = 0; first < all; first += step) {
-        double sum = 0;
-        for (int64_t i = first; i < first + step; i++)
-            sum += s->u[i] * s->u[i];
-        const double divisor = a->clip_rms ? at_least(sqrt(sum / (double)step), 1) : 1;
-        for (int64_t i = first; i < first + step; i++)
-            s->u[i] /= divisor;
-    }
-}
-
-static void adaptive_update(state *s, double t) {
-    const mz_update *a = s->args;
-    const int64_t n = s->at.matrices * s->at.rows * s->at.cols;
-    const bool skew = a->kind == MZ_UPDATE_SKEWADAM;
-    const double beta2 = skew ? (double)a->beta2 : 1 - pow(t, -0.8), eps = a->eps;
-    const double added = skew ? 0 : eps, least = skew ? eps : 0, floor = skew ? 1e-15 : 0;
-    for (int64_t i = 0; i < n; i++) {
-        double base = s->g[i];
-        if (skew && a->momentum)
-            base = s->m[i] = (double)a->beta1 * s->m[i] + (1 - (double)a->beta1) * s->g[i];
-        s->u[i] = base * (skew ? sqrt(1 - pow(beta2, t)) : 1) /
-                  (skew && a->momentum ? 1 - pow((double)a->beta1, t) : 1);
-    }
-    if (s->at.cols > 1 && (!skew || a->factored)) {
-        for (int64_t z = 0; z < s->at.matrices; z++)
-            factored(s, z, beta2, added, least, floor);
-    } else {
-        for (int64_t i = 0; i < n; i++) {
-            s->v[i] = beta2 * s->v[i] + (1 - beta2) * (s->g[i] * s->g[i] + added);
-            s->u[i] /= sqrt(at_least(s->v[i], least));
-        }
-    }
-    clip(s);
-}
-
-static void adamw_update(state *s, double t) {
-    const mz_update *a = s->args;
-    const double b1 = a->beta1, b2 = a->beta2;
-    for (int64_t i = 0; i < s->at.matrices * s->at.rows * s->at.cols; i++) {
-        s->m[i] = b1 * s->m[i] + (1 - b1) * s->g[i];
-        s->v[i] = b2 * s->v[i] + (1 - b2) * s->g[i] * s->g[i];
-        s->u[i] =
-            s->m[i] / (1 - pow(b1, t)) / (sqrt(s->v[i]) / sqrt(1 - pow(b2, t)) + (double)a->eps);
-    }
-}
-
-static void lion_update(state *s) {
-    const double b1 = s->args->beta1, b2 = s->args->beta2;
-    for (int64_t i = 0; i < s->at.matrices * s->at.rows * s->at.cols; i++) {
-        const double c = b1 * s->m[i] + (1 - b1) * s->g[i];
-        s->u[i] = isnan(c) ? c : (c > 0) - (c < 0);
-        s->m[i] = b2 * s->m[i] + (1 - b2) * s->g[i];
-    }
-}
-
-static void step_in_double(state *s, int64_t t) {
-    const mz_update *a = s->args;
-    if (a->kind == MZ_UPDATE_ADAMW)
-        adamw_update(s, (double)t);
-    else if (a->kind == MZ_UPDATE_LION)
-        lion_update(s);
-    else
-        adaptive_update(s, (double)t);
-    for (int64_t i = 0; i < s->at.matrices * s->at.rows * s->at.cols; i++)
-        s->p[i] = s->p[i] * (1 - (double)a->rate * (double)a->decay) - (double)a->rate * s->u[i];
-}
-
 /* ---- steps --------------------------------------------------------------------------------------
  */
 
-static state make_state(rig *r, mz_update *a, tensor at) {
+static ref_update make_state(rig *r, mz_update *a, tensor at) {
     const int64_t n = at.matrices * at.rows * at.cols;
-    state s = {a, at, rig_normals(r, a->type, n, 0.02)};
+    ref_update s = {.args = a, .p = rig_normals(r, a->type, n, 0.02)};
     double **list[] = {&s.g, &s.m, &s.v, &s.u};
     for (int i = 0; i < 4; i++)
         *list[i] = rig_host(r, 8 * (size_t)n);
@@ -139,10 +31,10 @@ static state make_state(rig *r, mz_update *a, tensor at) {
 }
 
 /* Zeroed state where these settings keep it; all else stays NULL. */
-static void give_state(rig *r, mz_update *a, const state *s) {
-    const int64_t n = s->at.matrices * s->at.rows * s->at.cols;
-    const bool factors = s->at.cols > 1 && (a->kind == MZ_UPDATE_ADAFACTOR ||
-                                            (a->kind == MZ_UPDATE_SKEWADAM && a->factored));
+static void give_state(rig *r, mz_update *a, const ref_update *s) {
+    const int64_t n = s->args->matrices * s->args->rows * s->args->cols;
+    const bool factors = s->args->cols > 1 && (a->kind == MZ_UPDATE_ADAFACTOR ||
+                                               (a->kind == MZ_UPDATE_SKEWADAM && a->factored));
     const bool full =
         a->kind == MZ_UPDATE_ADAMW ||
         (!factors && (a->kind == MZ_UPDATE_ADAFACTOR || a->kind == MZ_UPDATE_SKEWADAM));
@@ -150,8 +42,8 @@ static void give_state(rig *r, mz_update *a, const state *s) {
         a->kind == MZ_UPDATE_SKEWADAM ? a->momentum : a->kind != MZ_UPDATE_ADAFACTOR;
     a->m = momentum ? rig_put_floats(r, s->m, n) : NULL;
     a->v = full ? rig_put_floats(r, s->v, n) : NULL;
-    a->row = factors ? rig_put_floats(r, s->row, s->at.matrices * s->at.rows) : NULL;
-    a->col = factors ? rig_put_floats(r, s->col, s->at.matrices * s->at.cols) : NULL;
+    a->row = factors ? rig_put_floats(r, s->row, s->args->matrices * s->args->rows) : NULL;
+    a->col = factors ? rig_put_floats(r, s->col, s->args->matrices * s->args->cols) : NULL;
     size_t bytes = 0;
     const void *all[] = {a->m, a->v, a->row, a->col};
     for (int i = 0; i < 4; i++)
@@ -195,7 +87,7 @@ static double one_infinite(tensor at, int64_t matrix, int64_t row, int64_t col, 
     return is_spoilt(at, matrix, row, col, t) ? INFINITY : 1;
 }
 
-static void compare_state(rig *r, const state *s, double size) {
+static void compare_state(rig *r, const ref_update *s, double size) {
     const mz_update *a = s->args;
     const struct {
         const float *got;
@@ -214,7 +106,7 @@ static void compare_state(rig *r, const state *s, double size) {
 
 static void steps(rig *r, mz_update a, tensor at, double size, relief part) {
     const int64_t n = at.matrices * at.rows * at.cols;
-    state s = make_state(r, &a, at);
+    ref_update s = make_state(r, &a, at);
     give_state(r, &a, &s);
     const double scale = 0.5;
     a.grad_scale = rig_put_floats(r, &scale, 1);
@@ -235,7 +127,7 @@ static void steps(rig *r, mz_update a, tensor at, double size, relief part) {
         RIG_OK(r, mz_update_step(r->kernels, 0, &a, workspace));
         for (int64_t i = 0; a.type == MZ_BF16 && i < n; i++) /* rounded when it has decayed */
             drift[i] += place * fabs(s.p[i]);
-        step_in_double(&s, t);
+        ref_step(&s, t);
         for (int64_t i = 0; i < n; i++) /* of one fp32 step, relative to its size and p's */
             drift[i] +=
                 4e-6 * (double)a.rate * fabs(s.u[i]) + place * fabs(s.p[i]) + 1e-6 * (double)a.rate;
@@ -356,7 +248,7 @@ static void check_spoilt_factors(rig *r) {
         a.step = 3;
         a.gradient_type = MZ_F32;
         a.type = (mz_dtype)(i / 2);
-        state s = make_state(r, &a, (tensor){2, ROWS, COLS});
+        ref_update s = make_state(r, &a, (tensor){2, ROWS, COLS});
         s.col[COLS + 17] = NAN;
         give_state(r, &a, &s);
         a.gradient = rig_put_floats(r, rig_normals(r, MZ_F32, 2 * N, 1), 2 * N);
@@ -379,7 +271,7 @@ static void muon(rig *r, int64_t rows, int64_t cols, bool nesterov) {
     a.newton_schulz = 8;
     a.nesterov = nesterov;
     a.step = 1;
-    state x = make_state(r, &a, (tensor){1, rows, cols});
+    ref_update x = make_state(r, &a, (tensor){1, rows, cols});
     give_state(r, &a, &x);
     const double *g = rig_normals(r, MZ_F32, n, 1e-3);
     a.gradient = rig_put_floats(r, g, n);
@@ -416,7 +308,7 @@ static void check_spoilt_muon(rig *r) {
         a.newton_schulz = 3;
         a.step = 1;
         a.type = (mz_dtype)(i % 2);
-        const state s = make_state(r, &a, (tensor){2, ROWS, COLS});
+        const ref_update s = make_state(r, &a, (tensor){2, ROWS, COLS});
         give_state(r, &a, &s);
         double *g = rig_normals(r, MZ_F32, 2 * N, 1);
         g[N + 100] = i < 2 ? NAN : INFINITY;

@@ -279,3 +279,106 @@ double ref_z(const ref_router *r) {
         sum += pow(probabilities(r, t, p), 2) / (double)r->args->tokens;
     return sum;
 }
+
+/* ---- optimizers ---------------------------------------------------------------------------------
+ */
+
+/* As numpy's maximum: NaN stays. */
+static double at_least(double x, double least) {
+    return x < least ? least : x;
+}
+
+static void factored(ref_update *s, int64_t z, double beta2, double added, double least,
+                     double floor) {
+    const int64_t R = s->args->rows, C = s->args->cols;
+    const double *g = s->g + z * R * C;
+    double *row = s->row + z * R, *col = s->col + z * C, mean = 0;
+    for (int64_t i = 0; i < R; i++) {
+        double sum = 0;
+        for (int64_t j = 0; j < C; j++)
+            sum += g[i * C + j] * g[i * C + j] + added;
+        row[i] = beta2 * row[i] + (1 - beta2) * sum / (double)C;
+        mean += row[i] / (double)R;
+    }
+    for (int64_t j = 0; j < C; j++) {
+        double sum = 0;
+        for (int64_t i = 0; i < R; i++)
+            sum += g[i * C + j] * g[i * C + j] + added;
+        col[j] = beta2 * col[j] + (1 - beta2) * sum / (double)R;
+    }
+    for (int64_t i = 0; i < R; i++)
+        for (int64_t j = 0; j < C; j++)
+            s->u[(z * R + i) * C + j] /= sqrt(at_least(row[i] / at_least(mean, floor), least)) *
+                                         sqrt(at_least(col[j], least));
+}
+
+static void clip(ref_update *s) {
+    const mz_update *a = s->args;
+    const int64_t each = s->args->rows * s->args->cols, all = s->args->matrices * each;
+    const int64_t step = a->clip_tensor ? all : each;
+    for (int64_t first = 0; first < all; first += step) {
+        double sum = 0;
+        for (int64_t i = first; i < first + step; i++)
+            sum += s->u[i] * s->u[i];
+        s->divisor = a->clip_rms ? at_least(sqrt(sum / (double)step), 1) : 1;
+        for (int64_t i = first; i < first + step; i++)
+            s->u[i] /= s->divisor;
+    }
+}
+
+static void adaptive_update(ref_update *s, double t) {
+    const mz_update *a = s->args;
+    const int64_t n = s->args->matrices * s->args->rows * s->args->cols;
+    const bool skew = a->kind == MZ_UPDATE_SKEWADAM;
+    const double beta2 = skew ? (double)a->beta2 : 1 - pow(t, -0.8), eps = a->eps;
+    const double added = skew ? 0 : eps, least = skew ? eps : 0, floor = skew ? 1e-15 : 0;
+    for (int64_t i = 0; i < n; i++) {
+        double base = s->g[i];
+        if (skew && a->momentum)
+            base = s->m[i] = (double)a->beta1 * s->m[i] + (1 - (double)a->beta1) * s->g[i];
+        s->u[i] = base * (skew ? sqrt(1 - pow(beta2, t)) : 1) /
+                  (skew && a->momentum ? 1 - pow((double)a->beta1, t) : 1);
+    }
+    if (s->args->cols > 1 && (!skew || a->factored)) {
+        for (int64_t z = 0; z < s->args->matrices; z++)
+            factored(s, z, beta2, added, least, floor);
+    } else {
+        for (int64_t i = 0; i < n; i++) {
+            s->v[i] = beta2 * s->v[i] + (1 - beta2) * (s->g[i] * s->g[i] + added);
+            s->u[i] /= sqrt(at_least(s->v[i], least));
+        }
+    }
+    clip(s);
+}
+
+static void adamw_update(ref_update *s, double t) {
+    const mz_update *a = s->args;
+    const double b1 = a->beta1, b2 = a->beta2;
+    for (int64_t i = 0; i < s->args->matrices * s->args->rows * s->args->cols; i++) {
+        s->m[i] = b1 * s->m[i] + (1 - b1) * s->g[i];
+        s->v[i] = b2 * s->v[i] + (1 - b2) * s->g[i] * s->g[i];
+        s->u[i] =
+            s->m[i] / (1 - pow(b1, t)) / (sqrt(s->v[i]) / sqrt(1 - pow(b2, t)) + (double)a->eps);
+    }
+}
+
+static void lion_update(ref_update *s) {
+    const double b1 = s->args->beta1, b2 = s->args->beta2;
+    for (int64_t i = 0; i < s->args->matrices * s->args->rows * s->args->cols; i++) {
+        const double c = b1 * s->m[i] + (1 - b1) * s->g[i];
+        s->u[i] = isnan(c) ? c : (c > 0) - (c < 0);
+        s->m[i] = b2 * s->m[i] + (1 - b2) * s->g[i];
+    }
+}
+
+void ref_step(ref_update *s, int64_t t) {
+    const mz_update *a = s->args;
+    if (a->kind == MZ_UPDATE_ADAMW)
+        adamw_update(s, (double)t);
+    else if (a->kind == MZ_UPDATE_LION)
+        lion_update(s);
+    else
+        adaptive_update(s, (double)t);
+    for (int64_t i = 0; i < s->args->matrices * s->args->rows * s->args->cols; i++)
+        s->p[i] = s->p[i] * (1 - (double)a->rate * (double)a->decay) - (double)a->rate * s->u[i];
+}

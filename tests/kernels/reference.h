@@ -40,4 +40,16 @@ void ref_weigh(ref_router *r); /* weighs again, keeps the choice */
 double ref_balance(const ref_router *r);
 double ref_z(const ref_router *r);
 
+/* Matrices of an optimizer and their state, [matrices][rows][cols], row [matrices][rows], col
+ * [matrices][cols]; what the settings do not keep may be NULL. g: already scaled. */
+typedef struct ref_update {
+    const mz_update *args;
+    double *p, *g, *m, *v, *row, *col;
+    double *u;      /* the update of the last step, without rate and decay */
+    double divisor; /* of the last clip */
+} ref_update;
+
+/* Step t of all kinds but Muon, from 1. */
+void ref_step(ref_update *s, int64_t t);
+
 #endif
